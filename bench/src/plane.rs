@@ -305,7 +305,7 @@ impl Bench {
     /// Commands that have ended, in the memory of their agent and of the runtime.
     async fn ended(&self) -> Result<()> {
         let agent = self.agent().await?;
-        // What the first of them need once, whoever comes later has.
+        // The first of them pay once for what the later ones use.
         self.end_some("first", ENDED / 10).await?;
         let before = (agent.resident_bytes()?, Process::own().resident_bytes()?);
         self.end_some("ended", ENDED).await?;

@@ -80,7 +80,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
                     .with_context(|| format!("contestant {}", record.contestant.name()))?;
             }
         }
-        // There and back: nobody always comes first, and those that are compared stay neighbours.
+        // There and back: no contestant always comes first, and compared contestants stay neighbours.
         records.reverse();
         eprintln!("round {} of {} done", round + 1, plan.rounds);
     }

@@ -151,7 +151,7 @@ impl Done {
             }
             Err(error) => {
                 let error = format!("step `{name}` FAILED after {seconds:.1} s: {error}");
-                // Another may have failed before, and is what is told in the end.
+                // An earlier failure is the one that is reported in the end.
                 println!("<== {error}");
                 Err(error.into())
             }

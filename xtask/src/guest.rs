@@ -33,7 +33,7 @@ const NATIVE: &str = "native";
 /// The ignored test of the last one that needs a disk with quotas.
 const QUOTAS: &str = "mounts::a_file_system_with_quotas_keeps_that_of_a_workspace";
 
-/// Whoever hangs is ended after this many seconds; they take a hundred on a busy machine.
+/// The guest is ended after this many seconds. The tests take a hundred on a busy machine.
 const SECONDS: &str = "900";
 
 /// Bytes of the guest's disk.

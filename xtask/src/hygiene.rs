@@ -1,7 +1,9 @@
-//! What must not be in the repository: long files, paths of the machine it was written on, and names of tests that are not there.
+//! What must not be in the repository: long files, paths of a developer's machine, banned words, and names of tests that do not exist.
 
 use std::{
-    env, fs, io,
+    env,
+    ffi::OsStr,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -18,6 +20,27 @@ const GENERATED: [&str; 6] = [
     "artifacts",
     "node_modules",
     "__pycache__",
+];
+
+/// Words that hide who acts. CONTRIBUTING says what to write instead.
+const BANNED: [&str; 6] = [
+    "whoever",
+    "whom",
+    "nobody",
+    "somebody",
+    "is told",
+    "one's own",
+];
+
+/// Where texts still have such words. A folder leaves the list when its texts are rewritten.
+const NOT_YET: [&str; 7] = [
+    "box-runtime/src/",
+    "box-service/src/",
+    "boxd/src/",
+    "gateways/src/",
+    "rpc/src/",
+    "transports/",
+    "tests/langbot/",
 ];
 
 /// Where each behaviour of the seeds is tested.
@@ -40,7 +63,11 @@ pub(crate) fn check(root: &Path) -> Result {
         if path.extension().is_some_and(|extension| extension == "rs") && lines > MAX_LINES {
             findings.push(format!("  {name}: {lines} lines, at most {MAX_LINES}"));
         }
+        let plain = is_prose(&path) && !NOT_YET.iter().any(|folder| is_below(root, &path, folder));
         for (number, line) in text.lines().enumerate() {
+            if let Some(word) = plain.then(|| banned_word(line)).flatten() {
+                findings.push(format!("  {name}:{}: `{word}`; name the actor", number + 1));
+            }
             if let Some(found) = private_path(line, &private) {
                 findings.push(format!(
                     "  {name}:{}: a developer's path, `{found}`",
@@ -54,6 +81,30 @@ pub(crate) fn check(root: &Path) -> Result {
         return Ok(());
     }
     Err(format!("hygiene:\n{}", findings.join("\n")).into())
+}
+
+/// Whether a file has sentences. The list of words itself, and the guide that explains it, have the words.
+fn is_prose(path: &Path) -> bool {
+    let is_text = ["rs", "md", "toml"]
+        .map(OsStr::new)
+        .contains(&path.extension().unwrap_or_default());
+    is_text && !path.ends_with("hygiene.rs") && !path.ends_with("CONTRIBUTING.md")
+}
+
+fn is_below(root: &Path, path: &Path, folder: &str) -> bool {
+    path.starts_with(root.join(folder))
+}
+
+/// The first banned word of a line, in any case.
+fn banned_word(line: &str) -> Option<&'static str> {
+    let line = line.to_lowercase();
+    // `nobody` is also a user: `"nobody"`, `nobody:x:65534`.
+    let is_part = |character: char| character.is_alphanumeric() || "_-:\"".contains(character);
+    BANNED.into_iter().find(|word| {
+        line.match_indices(word).any(|(start, _)| {
+            !line[..start].ends_with(is_part) && !line[start + word.len()..].starts_with(is_part)
+        })
+    })
 }
 
 /// Tests that the table of the seeds names and no source has.
@@ -146,7 +197,14 @@ fn someones_home(line: &str) -> Option<&str> {
 mod tests {
     use std::path::Path;
 
-    use super::{contains_path, named_tests, private_paths, someones_home};
+    use super::{banned_word, contains_path, named_tests, private_paths, someones_home};
+
+    #[test]
+    fn a_banned_word_is_found_as_a_word_only() {
+        assert_eq!(banned_word("Whoever asks."), Some("whoever"));
+        assert_eq!(banned_word("the client is told so"), Some("is told"));
+        assert_eq!(banned_word("nobody_else, wholly, this tolden"), None);
+    }
 
     #[test]
     fn a_home_of_an_unknown_user_is_found() {

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The child: a runtime, and whoever started it.
+/// The child: a runtime, and a client of the parent.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn runtime() -> Result<(), Box<dyn Error>> {
     let connection = stdio::serve(&Limits::default())?;

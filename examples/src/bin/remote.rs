@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The other machine: listens, says where, and cuts every connection when it is told to, as a network does.
+/// The other machine: listens, prints its address, and cuts every connection on request, as a network does.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn serve() -> Result<(), Box<dyn Error>> {
     let gate = Auth::Tokens(Tokens::new([("host".to_owned(), std::env::var(TOKEN)?)]));
