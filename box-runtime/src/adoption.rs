@@ -13,10 +13,10 @@ use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use crate::backend::{AdoptedBox, Backend, Reach};
-use crate::card::{Card, Mounts, Place, Record};
+use crate::box_actor::entry::{BoxEntry, Mounts, Place, Record};
+use crate::box_actor::{Begin, RunningBox, Shared};
+use crate::registry::Ask;
 use crate::runtime::{BoxRuntime, unanswered};
-use crate::session::{Begin, Living, Shared};
-use crate::table::Ask;
 
 /// How long the agents of all boxes together may keep a server from being ready. Those that have not answered by then are waited
 /// for beside its work.
@@ -27,7 +27,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A box on its way: its agent, or why it is known to be dead.
-pub(crate) type Coming = BoxFuture<'static, Result<Box<Living>, &'static str>>;
+pub(crate) type Coming = BoxFuture<'static, Result<Box<RunningBox>, &'static str>>;
 
 /// A box that was found and not reached yet.
 pub(crate) struct Unreached {
@@ -64,24 +64,24 @@ impl BoxRuntime {
             stopped: record.stopped,
             mounts: record.mounts.clone(),
         };
-        let card = Arc::new(Card::adopted(record, backend.name()));
+        let entry = Arc::new(BoxEntry::adopted(record, backend.name()));
         let place = Place {
             backend: Arc::clone(backend),
             id: found.id,
         };
-        let of = (Arc::clone(&card), place);
+        let of = (Arc::clone(&entry), place);
         let mut coming = reach(self.shared_arc(), of, was).boxed();
         let (begin, kind, message) = match timeout(READY_WITHIN, &mut coming).await {
             Ok(Ok(living)) => (Begin::In(living), "adopted", ""),
             Ok(Err(gone)) => {
-                let (owner, box_id) = (&card.owner, &card.spec.box_id);
+                let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
                 tracing::info!(%owner, %box_id, box_id = %found.id, gone, "a box of an earlier process is gone");
-                self.shared().events.tell(&card, "failed", gone);
-                self.shared().ends.ended(&card, gone);
+                self.shared().events.tell(&entry, "failed", gone);
+                self.shared().ends.ended(&entry, gone);
                 return false;
             }
             Err(_) => {
-                card.unreachable();
+                entry.unreachable();
                 let unreached = Unreached {
                     backend: Arc::clone(backend),
                     id: found.id,
@@ -92,13 +92,13 @@ impl BoxRuntime {
             }
         };
         let answered = matches!(begin, Begin::In(_));
-        match self.enter_table(&card, begin).await {
+        match self.enter_table(&entry, begin).await {
             Ok(()) => {
-                self.shared().events.tell(&card, kind, message);
+                self.shared().events.tell(&entry, kind, message);
                 answered
             }
             Err(error) => {
-                let (owner, box_id) = (&card.owner, &card.spec.box_id);
+                let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
                 tracing::warn!(%owner, %box_id, box_id = %found.id, %error, "a box cannot be taken over and is ended");
                 self.end(backend, found.id).await;
                 false
@@ -106,10 +106,15 @@ impl BoxRuntime {
         }
     }
 
-    async fn enter_table(&self, card: &Arc<Card>, begin: Begin) -> Result<(), BoxError> {
+    async fn enter_table(&self, entry: &Arc<BoxEntry>, begin: Begin) -> Result<(), BoxError> {
         let (reply, answer) = oneshot::channel();
-        let card = Arc::clone(card);
-        self.send(Ask::Adopt { card, begin, reply }).await?;
+        let entry = Arc::clone(entry);
+        self.send(Ask::Adopt {
+            entry,
+            begin,
+            reply,
+        })
+        .await?;
         match answer.await {
             Ok(true) => Ok(()),
             Ok(false) => Err(BoxError::conflict("there is another box of this id")),
@@ -135,17 +140,17 @@ struct Was {
 /// Reaches the agent of a box, however long that takes.
 async fn reach(
     shared: Arc<Shared>,
-    (card, place): (Arc<Card>, Place),
+    (entry, place): (Arc<BoxEntry>, Place),
     was: Was,
-) -> Result<Box<Living>, &'static str> {
+) -> Result<Box<RunningBox>, &'static str> {
     let mut pause = FIRST_PAUSE;
     loop {
-        match try_to_reach(&shared, &card, &place, &was.mounts).await {
+        match try_to_reach(&shared, &entry, &place, &was.mounts).await {
             Ok(Ok(living)) => {
                 // It went on while its agent was met; one that cannot be paused again goes on.
                 let limit = shared.config.probe_timeout;
                 let frozen = was.paused && living.freeze(limit, true).await.is_ok();
-                card.reached(match frozen {
+                entry.reached(match frozen {
                     true => BoxState::Paused,
                     false if was.stopped => BoxState::Stopped,
                     false => BoxState::Running,
@@ -154,7 +159,7 @@ async fn reach(
             }
             Ok(Err(gone)) => return Err(gone),
             Err(error) => {
-                let (owner, box_id) = (&card.owner, &card.spec.box_id);
+                let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
                 tracing::warn!(%owner, %box_id, %error, "a box cannot be reached and is tried again");
             }
         }
@@ -165,19 +170,19 @@ async fn reach(
 
 async fn try_to_reach(
     shared: &Shared,
-    card: &Arc<Card>,
+    entry: &Arc<BoxEntry>,
     place: &Place,
     mounts: &Mounts,
-) -> Result<Result<Living, &'static str>, BoxError> {
+) -> Result<Result<RunningBox, &'static str>, BoxError> {
     let started = match place.backend.reach(place.id).await? {
         Reach::Here(started) => started,
         Reach::Gone(why) => return Ok(Err(why)),
     };
     let way = (started.connection, started.spool);
     let (of, health) = ((&place.backend, place.id), AgentHealthParams::default());
-    let living = Living::meet(shared, of, way, &health).await?;
-    let met = card.is_at(place.clone(), mounts.clone());
-    met.inspect_err(|_| card.is_gone())?;
+    let living = RunningBox::meet(shared, of, way, &health).await?;
+    let met = entry.is_at(place.clone(), mounts.clone());
+    met.inspect_err(|_| entry.is_gone())?;
     Ok(Ok(living))
 }
 
@@ -187,10 +192,10 @@ pub(crate) fn unreachable(id: &BoxId) -> BoxError {
     BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
 }
 
-impl Card {
+impl BoxEntry {
     /// Its agent has not answered whoever adopted it.
     fn unreachable(&self) {
-        self.door.shut(unreachable(&self.spec.box_id));
+        self.access.shut(unreachable(&self.spec.box_id));
         let mut live = self.live();
         live.state = BoxState::Unreachable;
         live.reason = Some("its agent does not answer".to_owned());

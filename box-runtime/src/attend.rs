@@ -9,8 +9,8 @@ use box_protocol::{BoxError, BoxState};
 use box_rpc::Action;
 use tokio::time::{sleep, timeout};
 
-use crate::door::Inside;
-use crate::session::agents_error;
+use crate::box_actor::agent_access::AgentLease;
+use crate::box_actor::agents_error;
 
 /// A call that takes longer asks whether the agent is there, and asks again after as long.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the agent has to say so.
 const SILENCE: Duration = Duration::from_secs(10);
 
-impl Inside {
+impl AgentLease {
     /// Asks the agent, for as long as it is there to answer.
     pub(crate) async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, BoxError> {
         let answer = self.attended(self.agent.call::<A>(params)).await?;
@@ -42,7 +42,7 @@ impl Inside {
                 done = &mut work => return Ok(done),
                 heard = asked => heard.is_ok(),
             };
-            if !heard && self.card().live().state != BoxState::Paused {
+            if !heard && self.entry().live().state != BoxState::Paused {
                 return Err(self.silent());
             }
         }

@@ -10,7 +10,7 @@ use box_rpc::Connection;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::spool::Spool;
+use crate::shm::ShmPool;
 
 /// Makes boxes and ends them. It never runs a command: it hands over a connection to the agent in the
 /// box, and the runtime talks to that.
@@ -286,8 +286,8 @@ pub struct StartedBox {
     pub connection: Box<dyn Connection>,
     /// What became of the request.
     pub facts: Facts,
-    /// Slot 0 of the agent, if it was handed one.
-    pub spool: Option<Spool>,
+    /// The shared memory of the agent, if the backend gave it one.
+    pub spool: Option<ShmPool>,
 }
 
 impl StartedBox {
@@ -302,7 +302,7 @@ impl StartedBox {
     }
 
     /// The same, with a slot for output.
-    pub fn with_spool(mut self, spool: Spool) -> Self {
+    pub fn with_spool(mut self, spool: ShmPool) -> Self {
         self.spool = Some(spool);
         self
     }

@@ -13,13 +13,13 @@ use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use crate::box_actor::agent_access::AgentLease;
+use crate::box_actor::agent_violation;
 use crate::data_plane::ask;
-use crate::door::Inside;
 use crate::handlers::{forwarded, plain, streamed};
 use crate::order::Queued;
-use crate::retell::Retelling;
+use crate::output::OutputView;
 use crate::runtime::BoxRuntime;
-use crate::session::nonsense;
 use crate::start::Reader;
 use box_rpc::Caller;
 
@@ -36,16 +36,16 @@ impl BoxRuntime {
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.enter(caller, &params.box_id).await?;
+        let lease = self.enter(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
-        let asked = inside.outcome(Box::pin(inside.command(params))).await?;
-        self.begin(&inside, asked, order, attach).await
+        let asked = lease.outcome(Box::pin(lease.command(params))).await?;
+        self.begin(&lease, asked, order, attach).await
     }
 
     /// Starts a command with what is configured for all of them.
     pub(crate) async fn begin(
         &self,
-        inside: &Inside,
+        lease: &AgentLease,
         mut asked: AgentStartParams,
         order: Queued,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
@@ -60,8 +60,8 @@ impl BoxRuntime {
         {
             order.comes().await;
             // Boxed, because every future that starts a command holds this one.
-            let starting = Box::pin(inside.start_audited(asked, order, attach));
-            return inside.outcome(starting).await;
+            let starting = Box::pin(lease.start_audited(asked, order, attach));
+            return lease.outcome(starting).await;
         }
         let rule = "leaves the command to nobody: it needs on_disconnect keep";
         Err(Invalid::new("attach.until.bytes", rule).into())
@@ -75,9 +75,9 @@ impl BoxRuntime {
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.enter(caller, &params.box_id).await?;
-        let attached = Box::pin(inside.attach(params, order, chunks));
-        inside.outcome(attached).await
+        let lease = self.enter(caller, &params.box_id).await?;
+        let attached = Box::pin(lease.attach(params, order, chunks));
+        lease.outcome(attached).await
     }
 
     /// What is known of a command. To look is not to use.
@@ -87,8 +87,8 @@ impl BoxRuntime {
         key: CommandKey,
     ) -> Result<CommandInfo, BoxError> {
         let order = self.order(caller, &key.box_id, &key);
-        let inside = self.look(caller, &key.box_id).await?;
-        inside.outcome(inside.look(&key.command_id, order)).await
+        let lease = self.look(caller, &key.box_id).await?;
+        lease.outcome(lease.look(&key.command_id, order)).await
     }
 
     /// The commands of a box, oldest first. To look is not to use.
@@ -97,8 +97,8 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandListParams,
     ) -> Result<CommandListResult, BoxError> {
-        let inside = self.look(caller, &params.box_id).await?;
-        inside.outcome(inside.list(params)).await
+        let lease = self.look(caller, &params.box_id).await?;
+        lease.outcome(lease.list(params)).await
     }
 
     /// Writes to a command's input; answered when that is written.
@@ -108,17 +108,17 @@ impl BoxRuntime {
         params: CommandInputParams,
     ) -> Result<CommandInputResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.enter(caller, &params.box_id).await?;
+        let lease = self.enter(caller, &params.box_id).await?;
         let bytes = params.data.as_ref().map_or(0, |data| data.len());
-        let _room = inside.carry(bytes)?;
+        let _room = lease.carry(bytes)?;
         let asked = AgentInputParams {
             command_id: params.command_id,
             size: params.size,
             data: params.data,
             close: params.close,
         };
-        let asking = ask::<AgentInput>(&inside, &asked, order);
-        inside.outcome(asking).await
+        let asking = ask::<AgentInput>(&lease, &asked, order);
+        lease.outcome(asking).await
     }
 
     /// Signals a command, or ends it with all it has started.
@@ -128,23 +128,23 @@ impl BoxRuntime {
         params: CommandKillParams,
     ) -> Result<CommandKillResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.enter(caller, &params.box_id).await?;
+        let lease = self.enter(caller, &params.box_id).await?;
         let asked = AgentKillParams {
             command_id: params.command_id,
             signal: params.signal,
             grace_ms: params.grace_ms.unwrap_or_default(),
             forget: params.forget,
         };
-        let asking = ask::<AgentKill>(&inside, &asked, order);
-        let told = inside.outcome(asking).await?;
+        let asking = ask::<AgentKill>(&lease, &asked, order);
+        let told = lease.outcome(asking).await?;
         Ok(CommandKillResult {
-            info: inside.checked(told.info, &asked.command_id)?,
+            info: lease.checked(told.info, &asked.command_id)?,
             already: told.already,
         })
     }
 }
 
-impl Inside {
+impl AgentLease {
     async fn attach(
         &self,
         params: CommandAttachParams,
@@ -152,7 +152,7 @@ impl Inside {
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
         let slot = self.slot().filter(|_| params.view != View::None);
-        let retelling = Retelling::new(params.view, params.from, params.until.bytes, slot);
+        let output_view = OutputView::new(params.view, params.from, params.until.bytes, slot);
         let asked = AgentOutputParams {
             command_id: params.command_id,
             from: params.from,
@@ -163,12 +163,12 @@ impl Inside {
             },
             exclusive: params.exclusive,
             pty: params.pty,
-            spool: retelling.slot(),
+            spool: output_view.slot(),
         };
         order.comes().await;
         let to = Reader::new(&chunks, None);
         let id = &asked.command_id;
-        let reading = self.read::<AgentOutput>(&asked, order, retelling, id, to);
+        let reading = self.read::<AgentOutput>(&asked, order, output_view, id, to);
         let (told, read) = reading.await?;
         let info = self.checked(told.info, &asked.command_id)?;
         Ok(CommandAttachResult { info, read })
@@ -204,7 +204,9 @@ impl Inside {
             }
             // An agent that goes back would be asked for ever.
             if last.is_none() || last <= asked.after {
-                return Err(BoxError::unavailable(nonsense("lists the same twice")));
+                return Err(BoxError::unavailable(agent_violation(
+                    "lists the same twice",
+                )));
             }
             asked.after = last;
         }
@@ -230,8 +232,9 @@ impl Inside {
         id: &CommandId,
     ) -> Result<CommandInfo, BoxError> {
         let info = info.filter(|info| info.command_id == *id);
-        let mut info =
-            info.ok_or_else(|| BoxError::unavailable(nonsense("answered for another command")))?;
+        let mut info = info.ok_or_else(|| {
+            BoxError::unavailable(agent_violation("answered for another command"))
+        })?;
         info.box_id = self.spec().box_id.clone();
         Ok(*info)
     }

@@ -1,4 +1,4 @@
-//! Calls that the agent inside a box answers: found, waited for and passed on here, and never believed more than need be.
+//! Calls that the agent lease a box answers: found, waited for and passed on here, and never believed more than need be.
 
 use std::future::Future;
 
@@ -12,17 +12,17 @@ use box_rpc::{Action, Call, Empty, Handle, Never};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
-use crate::door::{Inside, Purpose};
+use crate::box_actor::agent_access::{AgentLease, Purpose};
+use crate::box_actor::{agent_violation, agents_error};
 use crate::handlers::forwarded;
 use crate::order::Queued;
 use crate::runtime::BoxRuntime;
-use crate::session::{agents_error, nonsense};
 use box_rpc::Caller;
 
 /// Chunks of an agent that may wait here, for each call.
 const CREDIT: u32 = 8;
 
-/// An action that the agent inside a box serves, under the same name and with the same types.
+/// An action that the agent lease a box serves, under the same name and with the same types.
 pub trait DataPlane: Action<Params: Ordered> + Sized {
     /// The box.
     fn box_id(params: &Self::Params) -> &BoxId;
@@ -44,27 +44,27 @@ pub trait DataPlane: Action<Params: Ordered> + Sized {
 
     /// A chunk is passed on.
     #[doc(hidden)]
-    fn passes(_: &Inside, _: &Self::Chunk) {}
+    fn passes(_: &AgentLease, _: &Self::Chunk) {}
 
     /// Asks the agent.
     #[doc(hidden)]
     fn ask(
-        inside: &Inside,
+        lease: &AgentLease,
         params: &Self::Params,
         order: Queued,
     ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-        ask::<Self>(inside, params, order)
+        ask::<Self>(lease, params, order)
     }
 
     /// Asks the agent, and passes its chunks on.
     #[doc(hidden)]
     fn stream(
-        inside: &Inside,
+        lease: &AgentLease,
         params: &Self::Params,
         order: Queued,
         to: mpsc::Sender<Self::Chunk>,
     ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-        stream::<Self>(inside, params, order, to)
+        stream::<Self>(lease, params, order, to)
     }
 }
 
@@ -88,7 +88,8 @@ impl Order {
         let is_next = self.next.is_none_or(|next| next == offset);
         let end = offset.checked_add(bytes as u64).filter(|_| is_next);
         let end = end.filter(|end| i64::try_from(*end).is_ok());
-        let end = end.ok_or_else(|| BoxError::unavailable(nonsense("sent a file out of order")))?;
+        let end =
+            end.ok_or_else(|| BoxError::unavailable(agent_violation("sent a file out of order")))?;
         self.next = Some(end);
         Ok(())
     }
@@ -96,41 +97,43 @@ impl Order {
 
 /// Asks the agent of a box, in one message, when the call's turn has come. Calls behind it do not wait for its answer.
 pub(crate) async fn ask<A: Action>(
-    inside: &Inside,
+    lease: &AgentLease,
     params: &A::Params,
     order: Queued,
 ) -> Result<A::Result, BoxError> {
     order.comes().await;
-    let asking = inside.agent.request::<A>(params).ask();
-    let asked = inside.attended(asking).await?;
+    let asking = lease.agent.request::<A>(params).ask();
+    let asked = lease.attended(asking).await?;
     drop(order);
     let answer = asked.map_err(agents_error)?.answer();
-    inside.attended(answer).await?.map_err(agents_error)
+    lease.attended(answer).await?.map_err(agents_error)
 }
 
 /// The same, with chunks that come in messages.
 pub(crate) async fn stream<A: DataPlane>(
-    inside: &Inside,
+    lease: &AgentLease,
     params: &A::Params,
     order: Queued,
     to: mpsc::Sender<A::Chunk>,
 ) -> Result<A::Result, BoxError> {
     order.comes().await;
-    let request = inside.agent.request::<A>(params).credit(CREDIT);
-    let streaming = inside.attended(request.stream()).await?;
+    let request = lease.agent.request::<A>(params).credit(CREDIT);
+    let streaming = lease.attended(request.stream()).await?;
     let mut chunks = streaming.map_err(agents_error)?;
     drop(order);
     let mut order = A::order(params);
-    let mut next = inside.attended(chunks.next()).await?;
+    let mut next = lease.attended(chunks.next()).await?;
     while let Some(chunk) = next {
         let chunk = chunk.map_err(agents_error)?;
         if !A::fits(&chunk) {
-            return Err(BoxError::unavailable(nonsense("sent too large a chunk")));
+            return Err(BoxError::unavailable(agent_violation(
+                "sent too large a chunk",
+            )));
         }
         if let Some((offset, bytes)) = A::place(&chunk) {
             order.follows(offset, bytes)?;
         }
-        A::passes(inside, &chunk);
+        A::passes(lease, &chunk);
         if to.send(chunk).await.is_err() {
             return Err(BoxError::cancelled("nobody takes the chunks"));
         }
@@ -149,8 +152,8 @@ impl BoxRuntime {
         params: &A::Params,
     ) -> Result<A::Result, BoxError> {
         let order = self.order(caller, A::box_id(params), params);
-        let inside = self.enter(caller, A::box_id(params)).await?;
-        inside.outcome(A::ask(&inside, params, order)).await
+        let lease = self.enter(caller, A::box_id(params)).await?;
+        lease.outcome(A::ask(&lease, params, order)).await
     }
 
     /// The same, with chunks before the result, no faster than they are taken.
@@ -161,34 +164,34 @@ impl BoxRuntime {
         to: mpsc::Sender<A::Chunk>,
     ) -> Result<A::Result, BoxError> {
         let order = self.order(caller, A::box_id(params), params);
-        let inside = self.enter(caller, A::box_id(params)).await?;
-        let streaming = A::stream(&inside, params, order, to);
-        inside.outcome(streaming).await
+        let lease = self.enter(caller, A::box_id(params)).await?;
+        let streaming = A::stream(&lease, params, order, to);
+        lease.outcome(streaming).await
     }
 
-    /// What a box is like from inside, by the words of its agent. To look is not to use.
+    /// What a box is like from lease, by the words of its agent. To look is not to use.
     pub async fn guest(&self, caller: &Caller, id: &BoxId) -> Result<GuestInfo, BoxError> {
-        let inside = self.look(caller, id).await?;
-        inside
-            .outcome(ask::<AgentGuest>(&inside, &Empty {}, Queued::none()))
+        let lease = self.look(caller, id).await?;
+        lease
+            .outcome(ask::<AgentGuest>(&lease, &Empty {}, Queued::none()))
             .await
     }
 
-    pub(crate) async fn enter(&self, caller: &Caller, id: &BoxId) -> Result<Inside, BoxError> {
-        let card = self.card(caller, id).await?;
-        if card.access() == Access::WakeFirst {
+    pub(crate) async fn enter(&self, caller: &Caller, id: &BoxId) -> Result<AgentLease, BoxError> {
+        let entry = self.entry(caller, id).await?;
+        if entry.access() == Access::WakeFirst {
             let wake = BoxTransitionParams {
                 box_id: id.clone(),
                 to: TargetState::Running,
             };
             self.transition(caller, wake).await?;
         }
-        Inside::enter(card, caller, Purpose::Use).await
+        AgentLease::enter(entry, caller, Purpose::Use).await
     }
 
     /// Goes in to ask what the agent knows, which neither wakes the box nor counts as use.
-    pub(crate) async fn look(&self, caller: &Caller, id: &BoxId) -> Result<Inside, BoxError> {
-        Inside::enter(self.card(caller, id).await?, caller, Purpose::Look).await
+    pub(crate) async fn look(&self, caller: &Caller, id: &BoxId) -> Result<AgentLease, BoxError> {
+        AgentLease::enter(self.entry(caller, id).await?, caller, Purpose::Look).await
     }
 }
 
@@ -251,9 +254,9 @@ impl DataPlane for PortOpen {
         }
     }
 
-    fn passes(inside: &Inside, chunk: &PortChunk) {
+    fn passes(lease: &AgentLease, chunk: &PortChunk) {
         if let PortChunk::Data(data) = chunk {
-            inside.has_sent(data.len());
+            lease.has_sent(data.len());
         }
     }
 }
@@ -267,11 +270,15 @@ impl DataPlane for PortSend {
         match *chunk {}
     }
 
-    async fn ask(inside: &Inside, params: &Self::Params, order: Queued) -> Result<Empty, BoxError> {
+    async fn ask(
+        lease: &AgentLease,
+        params: &Self::Params,
+        order: Queued,
+    ) -> Result<Empty, BoxError> {
         let bytes = params.data.as_ref().map_or(0, |data| data.len());
-        let _room = inside.carry(bytes)?;
-        ask::<Self>(inside, params, order).await?;
-        inside.has_received(bytes);
+        let _room = lease.carry(bytes)?;
+        ask::<Self>(lease, params, order).await?;
+        lease.has_received(bytes);
         Ok(Empty {})
     }
 }

@@ -12,7 +12,7 @@ use box_protocol::error::{Detail, Ended, Subject};
 use box_protocol::{BoxError, BoxId, UnixMs};
 use serde::{Deserialize, Serialize};
 
-use crate::card::Card;
+use crate::box_actor::entry::BoxEntry;
 
 /// Ends that are remembered, of all boxes together. The oldest go first.
 const REMEMBERED: usize = 1024;
@@ -45,10 +45,10 @@ struct End {
 }
 
 impl End {
-    fn now(card: &Card, why: Option<String>) -> Self {
+    fn now(entry: &BoxEntry, why: Option<String>) -> Self {
         Self {
-            owner: Arc::clone(&card.owner),
-            box_id: card.spec.box_id.clone(),
+            owner: Arc::clone(&entry.owner),
+            box_id: entry.spec.box_id.clone(),
             at: UnixMs::now(),
             why,
             error: None,
@@ -85,35 +85,35 @@ impl Ends {
     }
 
     /// A box ended for this reason.
-    pub(crate) fn ended(&self, card: &Card, why: &str) {
+    pub(crate) fn ended(&self, entry: &BoxEntry, why: &str) {
         let cut = why.floor_char_boundary(WHY);
-        self.change(card, Some(why[..cut].to_owned()));
+        self.change(entry, Some(why[..cut].to_owned()));
     }
 
     /// A box was deleted on request: its caller knows.
-    pub(crate) fn deleted(&self, card: &Card) {
-        if self.earlier(card).is_some() {
-            self.change(card, None);
+    pub(crate) fn deleted(&self, entry: &BoxEntry) {
+        if self.earlier(entry).is_some() {
+            self.change(entry, None);
         }
     }
 
     /// The box of this session is gone. Later calls for it get the reason of its end.
-    pub(crate) fn gone(&self, card: &Card) {
-        let error = card.door.why_shut();
+    pub(crate) fn gone(&self, entry: &BoxEntry) {
+        let error = entry.access.why_shut();
         let mut all = self.all();
-        let id = &card.spec.box_id;
-        match all.iter_mut().find(|end| end.is_of(&card.owner, id)) {
+        let id = &entry.spec.box_id;
+        match all.iter_mut().find(|end| end.is_of(&entry.owner, id)) {
             Some(end) => end.error = error,
             None if error.is_some() => {
-                let end = End::now(card, None);
+                let end = End::now(entry, None);
                 put(&mut all, End { error, ..end });
             }
             None => {}
         }
     }
 
-    fn change(&self, card: &Card, why: Option<String>) {
-        let end = End::now(card, why);
+    fn change(&self, entry: &BoxEntry, why: Option<String>) {
+        let end = End::now(entry, why);
         let mut all = self.all();
         // Memory has it in any case; a file that cannot be written costs what is known after a restart.
         if matches!(self.append(&end), Ok(length) if length > FILE_BYTES) {
@@ -147,10 +147,10 @@ impl Ends {
     }
 
     /// How the last box ended that this owner had under this id.
-    pub(crate) fn earlier(&self, card: &Card) -> Option<EarlierBox> {
-        let id = &card.spec.box_id;
+    pub(crate) fn earlier(&self, entry: &BoxEntry) -> Option<EarlierBox> {
+        let id = &entry.spec.box_id;
         let all = self.all();
-        let end = all.iter().find(|end| end.is_of(&card.owner, id))?;
+        let end = all.iter().find(|end| end.is_of(&entry.owner, id))?;
         Some(EarlierBox {
             ended_at: end.at,
             why: end.why.clone()?,
@@ -216,14 +216,14 @@ mod tests {
 
     use super::*;
 
-    fn card(owner: &str, session: &str) -> Card {
-        Card::new(owner.into(), &SpecDraft::new(session).build().unwrap())
+    fn entry(owner: &str, session: &str) -> BoxEntry {
+        BoxEntry::new(owner.into(), &SpecDraft::new(session).build().unwrap())
     }
 
     #[test]
     fn the_last_reason_is_remembered_for_its_owner_until_a_delete() {
         let ends = Ends::new(None);
-        let (hers, his) = (card("alice", "a"), card("bob", "a"));
+        let (hers, his) = (entry("alice", "a"), entry("bob", "a"));
         assert_eq!(ends.earlier(&hers), None);
         ends.ended(&hers, "first");
         ends.ended(&hers, "second");
@@ -236,16 +236,16 @@ mod tests {
     #[test]
     fn as_many_are_remembered_as_there_is_room_for() {
         let ends = Ends::new(None);
-        ends.ended(&card("other", "b"), "idle");
+        ends.ended(&entry("other", "b"), "idle");
         for number in 0..OF_OWNER + 10 {
-            ends.ended(&card("me", &format!("b{number}")), "idle");
+            ends.ended(&entry("me", &format!("b{number}")), "idle");
         }
         assert_eq!(ends.all().len(), OF_OWNER + 1);
-        assert_eq!(ends.earlier(&card("me", "b9")), None);
-        assert!(ends.earlier(&card("me", "b10")).is_some());
-        assert!(ends.earlier(&card("other", "b")).is_some(), "another's");
+        assert_eq!(ends.earlier(&entry("me", "b9")), None);
+        assert!(ends.earlier(&entry("me", "b10")).is_some());
+        assert!(ends.earlier(&entry("other", "b")).is_some(), "another's");
         for number in 0..REMEMBERED {
-            ends.ended(&card(&format!("o{number}"), "b"), "idle");
+            ends.ended(&entry(&format!("o{number}"), "b"), "idle");
         }
         assert_eq!(ends.all().len(), REMEMBERED);
     }
@@ -256,9 +256,11 @@ mod tests {
         let plain = |id: &str| format!("box {id} not found");
         let not_found = |id: &str| ends.not_found("me", &BoxId::new(id).unwrap());
         let ended = |id: &str, why: Ended, message: &str| {
-            let card = card("me", id);
-            card.door.shut(with_end(BoxError::conflict(message), why));
-            card
+            let entry = entry("me", id);
+            entry
+                .access
+                .shut(with_end(BoxError::conflict(message), why));
+            entry
         };
         let idle = ended("a", Ended::Idle, "box a expired: no call used it");
         ends.ended(&idle, "idle");
@@ -268,7 +270,7 @@ mod tests {
         assert_eq!(detail.ended, Some(Ended::Idle));
         let want = "box a not found: it expired: no call used it";
         assert_eq!(error.message(), want);
-        assert_eq!(ends.earlier(&card("me", "a")).unwrap().why, "idle");
+        assert_eq!(ends.earlier(&entry("me", "a")).unwrap().why, "idle");
         let theirs = ends.not_found("other", &BoxId::new("a").unwrap());
         assert_eq!(theirs.message(), plain("a"));
         // The next box of this id is deleted: the calls after it get that, and a third box has no end before it.
@@ -278,7 +280,7 @@ mod tests {
         let detail: Detail = not_found("a").detail().unwrap();
         assert_eq!((detail.ended, detail.expired), (Some(Ended::Deleted), true));
         assert_eq!(not_found("a").message(), plain("a"));
-        assert_eq!(ends.earlier(&card("me", "a")), None);
+        assert_eq!(ends.earlier(&entry("me", "a")), None);
         assert_eq!(not_found("never").message(), plain("never"));
     }
 
@@ -287,9 +289,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("ends");
         let first = Ends::new(Some(file.clone()));
-        first.ended(&card("me", "kept"), "idle");
-        first.ended(&card("me", "gone"), "idle");
-        first.deleted(&card("me", "gone"));
+        first.ended(&entry("me", "kept"), "idle");
+        first.ended(&entry("me", "gone"), "idle");
+        first.deleted(&entry("me", "gone"));
         File::options()
             .append(true)
             .open(&file)
@@ -297,12 +299,12 @@ mod tests {
             .write_all(br#"{"owner":"me","box_id":"cut"#)
             .unwrap();
         let second = Ends::new(Some(file.clone()));
-        assert_eq!(second.earlier(&card("me", "kept")).unwrap().why, "idle");
-        assert_eq!(second.earlier(&card("me", "gone")), None);
+        assert_eq!(second.earlier(&entry("me", "kept")).unwrap().why, "idle");
+        assert_eq!(second.earlier(&entry("me", "gone")), None);
         // What was cut does not spoil what follows.
-        second.ended(&card("me", "next"), "its time is over");
+        second.ended(&entry("me", "next"), "its time is over");
         let third = Ends::new(Some(file.clone()));
-        let next = third.earlier(&card("me", "next")).unwrap();
+        let next = third.earlier(&entry("me", "next")).unwrap();
         assert_eq!(next.why, "its time is over");
         assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 2);
     }

@@ -5,7 +5,7 @@ use box_protocol::{BoxError, BoxId, Code, Defaults, Env};
 use box_rpc::Peer;
 use futures::StreamExt as _;
 
-use crate::session::agents_error;
+use crate::box_actor::agents_error;
 
 /// Bytes that such a file may have.
 const BYTES: u64 = 64 << 10;

@@ -8,8 +8,8 @@ use box_protocol::{BoxError, UnixMs};
 use box_rpc::{Call, Handle};
 use tokio::sync::{mpsc, watch};
 
+use crate::box_actor::entry::BoxEntry;
 use crate::caller::Rights as _;
-use crate::card::Card;
 use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
@@ -98,16 +98,16 @@ impl Events {
     }
 
     /// Something happened to a box.
-    pub(crate) fn tell(&self, card: &Card, kind: &str, message: &str) {
+    pub(crate) fn tell(&self, entry: &BoxEntry, kind: &str, message: &str) {
         let mut told = self.told();
         let of_all = *self.last.borrow() + 1;
-        let row = told.rows.entry(Arc::clone(&card.owner)).or_default();
+        let row = told.rows.entry(Arc::clone(&entry.owner)).or_default();
         row.count += 1;
         let cut = message.floor_char_boundary(MESSAGE);
         let event = BoxEvent {
             seq: self.first + row.count,
             at: UnixMs::now(),
-            box_id: card.spec.box_id.clone(),
+            box_id: entry.spec.box_id.clone(),
             kind: kind.to_owned(),
             message: message[..cut].to_owned(),
             lost: 0,
@@ -118,7 +118,7 @@ impl Events {
         row.kept.push_back(Kept {
             event,
             of_all,
-            owner: Arc::clone(&card.owner),
+            owner: Arc::clone(&entry.owner),
         });
         // Within the lock, so that numbers and places agree.
         self.last.send_replace(of_all);
@@ -218,8 +218,8 @@ mod tests {
     use super::*;
     use crate::RuntimeConfig;
 
-    fn card(owner: &str, session: &str) -> Card {
-        Card::new(owner.into(), &SpecDraft::new(session).build().unwrap())
+    fn entry(owner: &str, session: &str) -> BoxEntry {
+        BoxEntry::new(owner.into(), &SpecDraft::new(session).build().unwrap())
     }
 
     fn asked(after: Option<u64>, follow: bool) -> BoxEventsParams {
@@ -233,7 +233,7 @@ mod tests {
     #[tokio::test]
     async fn a_slow_reader_is_told_how_much_it_has_missed() {
         let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
-        let (hers, his) = (card("alice", "a"), card("bob", "b"));
+        let (hers, his) = (entry("alice", "a"), entry("bob", "b"));
         let events = &runtime.shared().events;
         let (sender, mut chunks) = mpsc::channel(1);
         let follower = runtime.clone();
@@ -251,9 +251,9 @@ mod tests {
         let first = chunks.recv().await.unwrap();
         tokio::task::yield_now().await;
         for number in 0..2 * KEPT {
-            let card = if number % 3 == 0 { &his } else { &hers };
+            let entry = if number % 3 == 0 { &his } else { &hers };
             told += u64::from(number % 3 != 0);
-            events.tell(card, "oom", "");
+            events.tell(entry, "oom", "");
         }
         let (mut got, mut gaps) = (1, Vec::new());
         assert_eq!(first.lost, 0);
@@ -293,7 +293,7 @@ mod tests {
     #[tokio::test]
     async fn what_happens_to_others_shows_in_no_number() {
         let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
-        let (hers, his) = (card("alice", "box"), card("bob", "box"));
+        let (hers, his) = (entry("alice", "box"), entry("bob", "box"));
         let (alice, local) = (Caller::token("alice"), Caller::Local);
         let events = &runtime.shared().events;
         events.tell(&hers, "started", "");
@@ -318,9 +318,9 @@ mod tests {
     #[tokio::test]
     async fn a_place_of_a_process_whose_clock_was_ahead_is_before_everything() {
         let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
-        let card = card("alice", "a");
+        let entry = entry("alice", "a");
         let events = &runtime.shared().events;
-        events.tell(&card, "started", "");
+        events.tell(&entry, "started", "");
         let alice = Caller::token("alice");
         let (all, _) = found(&runtime, &alice, Some(u64::MAX)).await;
         assert_eq!(all.len(), 1);
@@ -329,12 +329,12 @@ mod tests {
     #[tokio::test]
     async fn one_that_comes_back_too_late_is_told_too() {
         let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
-        let card = card("alice", "a");
+        let entry = entry("alice", "a");
         let events = &runtime.shared().events;
-        events.tell(&card, "started", "");
+        events.tell(&entry, "started", "");
         let after = *events.last.borrow();
         for _ in 0..KEPT + 10 {
-            events.tell(&card, "oom", "");
+            events.tell(&entry, "oom", "");
         }
         for (asked_after, lost) in [
             (Some(after), 10),

@@ -20,19 +20,19 @@ use box_rpc::Caller;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
-use crate::door::Inside;
+use crate::box_actor::agent_access::AgentLease;
+use crate::box_actor::{Exec, Failure, Meaning, Request, Shared, end_of, look_up};
 use crate::order::Queued;
+use crate::registry::Ask;
 use crate::runtime::{BoxRuntime, unanswered, unsupported};
-use crate::session::{Exec, Failure, Meaning, Shared, Work, end_of, look_up};
 use crate::start::{Answer, Deadline, Reply};
-use crate::table::Ask;
 
 /// Bytes of each stream that a result holds; the rest is counted.
 pub(crate) const OUTPUT_BYTES: usize = 1024 * 1024;
 
 /// The permission to run a command while no other exec of the box does.
 pub(crate) struct Turn {
-    pub(crate) inside: Inside,
+    pub(crate) lease: AgentLease,
     pub(crate) command_id: CommandId,
     pub(crate) finish: oneshot::Sender<Finish>,
 }
@@ -53,7 +53,7 @@ pub(crate) enum Finish {
 pub(crate) type Settle = oneshot::Sender<Result<Killed, BoxError>>;
 
 /// The command of an exec.
-struct Request {
+struct ExecRequest {
     start: CommandStartParams,
     limit: Duration,
     on_timeout: OnTimeout,
@@ -78,7 +78,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: BoxExecParams,
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
-        self.run(Request::new(caller, self.max_boxes(), params, None))
+        self.run(ExecRequest::new(caller, self.max_boxes(), params, None))
     }
 
     /// As [`exec`](Self::exec), with the output as chunks while the command runs, in the view that `attach` asks for. The
@@ -91,7 +91,7 @@ impl BoxRuntime {
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
         let AttachOptions { view, until } = params.attach.take().unwrap_or_default();
         self.run(if until == Until::default() {
-            Request::new(caller, self.max_boxes(), params, Some((view, chunks)))
+            ExecRequest::new(caller, self.max_boxes(), params, Some((view, chunks)))
         } else {
             Err(unsupported("attach.until", "an exec is read to its end"))
         })
@@ -99,14 +99,14 @@ impl BoxRuntime {
 
     fn run(
         &self,
-        asked: Result<(Work, Turns, Box<Request>), BoxError>,
+        asked: Result<(Request, Turns, Box<ExecRequest>), BoxError>,
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
         let (table, shared) = (self.table(), self.shared_arc());
         async move {
             let (work, turn, request) = asked?;
             let keeps = request.start.on_disconnect == OnDisconnect::Keep;
             let running = Box::pin(async move {
-                let sent = table.send(Ask::Work(work)).await;
+                let sent = table.send(Ask::Request(work)).await;
                 // The end of the runtime does not wait for this exec.
                 drop(table);
                 sent.map_err(|_| unanswered())?;
@@ -124,13 +124,13 @@ impl BoxRuntime {
 
 type Turns = oneshot::Receiver<Result<Turn, BoxError>>;
 
-impl Request {
+impl ExecRequest {
     fn new(
         caller: &Caller,
         max_boxes: Option<usize>,
         params: BoxExecParams,
         output: Option<(View, mpsc::Sender<CommandChunk>)>,
-    ) -> Result<(Work, Turns, Box<Self>), BoxError> {
+    ) -> Result<(Request, Turns, Box<Self>), BoxError> {
         let names_directory = |directory: &str| !directory.trim().is_empty();
         let has_directory = params.spec.workdir.as_deref().is_some_and(names_directory);
         let mut spec = params.spec.build()?;
@@ -167,7 +167,7 @@ impl Request {
             spec,
             reply,
         };
-        Ok((Work::Exec(Box::new(exec)), turn, Box::new(request)))
+        Ok((Request::Exec(Box::new(exec)), turn, Box::new(request)))
     }
 }
 
@@ -175,13 +175,13 @@ impl Turn {
     /// Runs the command to its end, and ends the turn.
     async fn run(
         self,
-        request: Box<Request>,
+        request: Box<ExecRequest>,
         shared: &Arc<Shared>,
     ) -> Result<BoxExecutionResult, BoxError> {
         let on_timeout = request.on_timeout;
         let ran = self.command(request, shared).await;
-        let card = Arc::clone(self.inside.card());
-        let tell = |kind: &str, message: &str| shared.events.tell(&card, kind, message);
+        let entry = Arc::clone(self.lease.entry());
+        let tell = |kind: &str, message: &str| shared.events.tell(&entry, kind, message);
         match ran {
             Ran::Result(mut result) => {
                 let timed_out = result.status == ExecutionStatus::TimedOut;
@@ -217,7 +217,7 @@ impl Turn {
                 let broken = |settle| Finish::Broken(reason, settle);
                 Err(match self.settled(broken).await {
                     Err(why) => why,
-                    Ok(_) => card.door.why_gone().await,
+                    Ok(_) => entry.access.why_gone().await,
                 })
             }
             Ran::GivenUp(error) => Err(error),
@@ -226,7 +226,7 @@ impl Turn {
 
     /// Ends the turn of a command that is gone.
     fn done(self) {
-        self.inside.card().used(LaneStatus::Idle);
+        self.lease.entry().used(LaneStatus::Idle);
         let _ = self.finish.send(Finish::Done);
     }
 
@@ -234,25 +234,25 @@ impl Turn {
     /// says why.
     async fn settled(self, finish: impl FnOnce(Settle) -> Finish) -> Result<Killed, BoxError> {
         let (settle, settled) = oneshot::channel();
-        let card = Arc::clone(self.inside.card());
+        let entry = Arc::clone(self.lease.entry());
         let _ = self.finish.send(finish(settle));
         match settled.await {
             Ok(settled) => settled,
-            Err(_) => Err(card.door.why_gone().await),
+            Err(_) => Err(entry.access.why_gone().await),
         }
     }
 
-    async fn command(&self, request: Box<Request>, shared: &Arc<Shared>) -> Ran {
-        let Request {
+    async fn command(&self, request: Box<ExecRequest>, shared: &Arc<Shared>) -> Ran {
+        let ExecRequest {
             mut start,
             limit,
             output,
             ..
         } = *request;
-        let (inside, config) = (&self.inside, &shared.config);
+        let (lease, config) = (&self.lease, &shared.config);
         let box_id = start.box_id.clone();
         start.command_id = Some(self.command_id.clone());
-        let preparing = inside.outcome(Box::pin(inside.command(start)));
+        let preparing = lease.outcome(Box::pin(lease.command(start)));
         let Ok(asked) = timeout(config.probe_timeout, preparing).await else {
             return Ran::Refused(BoxError::timeout("defaults.env_file: not read in time"));
         };
@@ -275,9 +275,9 @@ impl Turn {
         };
         let begun = Instant::now();
         let deadline = Deadline::after(limit, config.timeout_grace);
-        let answer = inside.start(asked, Queued::none(), reply, deadline).await;
+        let answer = lease.start(asked, Queued::none(), reply, deadline).await;
         let result = |exit| {
-            let backend = inside.card().live().backend_name.clone();
+            let backend = lease.entry().live().backend_name.clone();
             let duration = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
             BoxExecutionResult::new(box_id, &*backend, exit, duration)
         };
@@ -316,7 +316,7 @@ impl Turn {
         if result.status == ExecutionStatus::TimedOut {
             result.stderr = format!("Command timed out after {} seconds.", limit.as_secs());
         } else if result.oom {
-            let limit = self.inside.spec().memory_mb;
+            let limit = self.lease.spec().memory_mb;
             result.stderr = format!("Command was killed: the box has {limit} MB of memory.");
         }
         result

@@ -4,14 +4,14 @@
 //!
 //! 1. `runtime`: [`BoxRuntime`], the handle. One method an action; [`BoxRuntime::router`] serves the
 //!    same methods over any connection.
-//! 2. `table`: the actor behind it. It owns the table of sessions, finds or makes the one a call is
+//! 2. `registry`: the actor behind it. It owns the table of sessions, finds or makes the one a call is
 //!    for, and hands the call over. It waits for nobody.
-//! 3. `card`: what is known of a box; `keeping` writes it down for a later process.
-//! 4. `session`: one actor a box. Calls wait in its lane; it starts the box, grants execs their turns
+//! 3. `entry`: what is known of a box; `persist` writes it down for a later process.
+//! 4. `box_actor`: one actor a box. Calls wait in its lane; it starts the box, grants execs their turns
 //!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
-//! 5. `door`, `data_plane` and `commands`: calls to what is inside a box. They go to its agent past the lane, and keep the box
-//!    in use. `start` starts every command and passes its output on; `exec` is a command with a turn in the lane. `retell`
-//!    checks what an agent says of output; `trail` logs who started what, and how it ended.
+//! 5. `access`, `data_plane` and `commands`: calls to what is inside a box. They go to its agent past the lane, and keep the box
+//!    in use. `start` starts every command and passes its output on; `exec` is a command with a turn in the lane. `output`
+//!    checks what an agent says of output; `audit` logs who started what, and how it ended.
 //! 6. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
 //!    runs a command. `select` decides which one is used.
 //! 7. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
@@ -29,13 +29,13 @@
 
 mod adoption;
 mod attend;
+mod audit;
 pub mod backend;
+mod box_actor;
 mod caller;
-mod card;
 mod commands;
 mod config;
 mod data_plane;
-mod door;
 #[cfg(feature = "native")]
 pub mod egress;
 mod ends;
@@ -44,22 +44,19 @@ mod events;
 mod exec;
 #[cfg(feature = "fake")]
 pub mod fake;
+mod file_transfer;
 mod handlers;
-mod keeping;
 #[cfg(feature = "native")]
 pub mod native;
 mod order;
-mod retell;
+mod output;
+mod registry;
 mod runtime;
 mod select;
-mod session;
 mod shells;
-mod spool;
-mod spooled;
+mod shm;
 mod start;
 mod stats;
-mod table;
-mod trail;
 mod watch;
 
 pub use backend::{
@@ -72,4 +69,4 @@ pub use data_plane::DataPlane;
 pub use handlers::Served;
 pub use order::Queued;
 pub use runtime::BoxRuntime;
-pub use spool::Spool;
+pub use shm::ShmPool;

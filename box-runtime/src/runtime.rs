@@ -16,15 +16,15 @@ use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::card::Card;
+use crate::box_actor::entry::BoxEntry;
+use crate::box_actor::{Create, Delete, Mount, Request, Shared, Transition};
 use crate::config::RuntimeConfig;
 use crate::ends::Ends;
 use crate::events::Events;
 use crate::exec::OUTPUT_BYTES;
 use crate::order::Orders;
+use crate::registry::{Ask, Count, Stage, Table};
 use crate::select::Selector;
-use crate::session::{Create, Delete, Mount, Shared, Transition, Work};
-use crate::table::{Ask, Count, Stage, Table};
 use box_rpc::Caller;
 
 /// Calls that may wait for the table, which waits for nobody.
@@ -105,17 +105,22 @@ impl BoxRuntime {
             must_be_new: params.if_exists == IfExists::Fail,
             reply,
         };
-        self.send(Ask::Work(Work::Create(Box::new(create)))).await?;
+        self.send(Ask::Request(Request::Create(Box::new(create))))
+            .await?;
         answer.await.map_err(|_| unanswered())?
     }
 
     /// What is known of a box.
     pub async fn get(&self, caller: &Caller, id: &BoxId) -> Result<BoxInfo, BoxError> {
-        Ok(self.card(caller, id).await?.info(caller))
+        Ok(self.entry(caller, id).await?.info(caller))
     }
 
-    /// The card of a box that the caller sees.
-    pub(crate) async fn card(&self, caller: &Caller, id: &BoxId) -> Result<Arc<Card>, BoxError> {
+    /// The entry of a box that the caller sees.
+    pub(crate) async fn entry(
+        &self,
+        caller: &Caller,
+        id: &BoxId,
+    ) -> Result<Arc<BoxEntry>, BoxError> {
         let (box_id, caller) = (id.clone(), caller.clone());
         let ask = |reply| Ask::Find {
             box_id,
@@ -137,11 +142,11 @@ impl BoxRuntime {
             reply,
         };
         let mut cards = self.ask(ask).await?;
-        cards.retain(|card| is_listed(card, params));
+        cards.retain(|entry| is_listed(entry, params));
         let total = cards.len() as u64;
         let mut cards: Vec<_> = cards
             .into_iter()
-            .map(|card| (card.seen_as(caller), card))
+            .map(|entry| (entry.seen_as(caller), entry))
             .collect();
         cards.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         if let Some(after) = &params.after {
@@ -149,8 +154,8 @@ impl BoxRuntime {
         }
         let limit = params.limit.map_or(usize::MAX, |limit| limit as usize);
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
-        for (_, card) in cards.iter().take(limit) {
-            let info = card.listed(caller);
+        for (_, entry) in cards.iter().take(limit) {
+            let info = entry.listed(caller);
             let bytes = info.about_bytes();
             if bytes > room && !items.is_empty() {
                 break;
@@ -183,12 +188,13 @@ impl BoxRuntime {
                 mounts,
                 reply,
             };
-            self.send(Ask::Work(Work::Mount(Box::new(asked)))).await?;
+            self.send(Ask::Request(Request::Mount(Box::new(asked))))
+                .await?;
             answer.await.map_err(|_| unanswered())??;
         }
-        let card = self.change(caller, params, Stage::Change).await?;
-        card.kept().await?;
-        Ok(card.info(caller))
+        let entry = self.change(caller, params, Stage::Change).await?;
+        entry.kept().await?;
+        Ok(entry.info(caller))
     }
 
     async fn change(
@@ -196,7 +202,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: BoxUpdateParams,
         stage: Stage,
-    ) -> Result<Arc<Card>, BoxError> {
+    ) -> Result<Arc<BoxEntry>, BoxError> {
         let (caller, params) = (caller.clone(), Box::new(params));
         let ask = |reply| Ask::Update {
             caller,
@@ -221,7 +227,7 @@ impl BoxRuntime {
             to: params.to,
             reply,
         };
-        self.send(Ask::Work(Work::Transition(Box::new(asked))))
+        self.send(Ask::Request(Request::Transition(Box::new(asked))))
             .await?;
         answer.await.map_err(|_| unanswered())?
     }
@@ -239,7 +245,8 @@ impl BoxRuntime {
             force: params.force,
             reply,
         };
-        self.send(Ask::Work(Work::Delete(Box::new(delete)))).await?;
+        self.send(Ask::Request(Request::Delete(Box::new(delete))))
+            .await?;
         answer.await.map_err(|_| unanswered())?
     }
 
@@ -353,15 +360,15 @@ pub(crate) fn unsupported(field: &str, why: &str) -> BoxError {
     BoxError::unsupported(format!("{field}: {why}")).with_detail(&Detail::of_field(field))
 }
 
-fn is_listed(card: &Card, params: &BoxListParams) -> bool {
+fn is_listed(entry: &BoxEntry, params: &BoxListParams) -> bool {
     if params
         .world
         .as_ref()
-        .is_some_and(|world| card.world() != *world)
+        .is_some_and(|world| entry.world() != *world)
     {
         return false;
     }
-    let live = card.live();
+    let live = entry.live();
     params
         .name
         .as_ref()

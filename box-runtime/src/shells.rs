@@ -11,13 +11,13 @@ use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use crate::box_actor::agent_access::AgentLease;
+use crate::box_actor::agent_violation;
 use crate::commands::id_or_new;
 use crate::data_plane::ask;
-use crate::door::Inside;
 use crate::env_file::environment;
 use crate::handlers::{plain, streamed};
 use crate::runtime::BoxRuntime;
-use crate::session::nonsense;
 use crate::start::directory;
 use box_rpc::Caller;
 
@@ -29,26 +29,26 @@ impl BoxRuntime {
         mut params: ShellCreateParams,
     ) -> Result<ShellCreateResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.enter(caller, &params.box_id).await?;
-        let defaults = inside.defaults().unwrap_or_default();
+        let lease = self.enter(caller, &params.box_id).await?;
+        let defaults = lease.defaults().unwrap_or_default();
         let id = match params.shell_id {
             Some(id) => id,
             None => ShellId::new(Uuid::now_v7().simple().to_string())?,
         };
-        let (agent, box_id) = (&inside.agent, &params.box_id);
+        let (agent, box_id) = (&lease.agent, &params.box_id);
         let env = environment(agent, box_id, &defaults, params.env);
-        params.env = inside.attended(inside.outcome(env)).await??;
+        params.env = lease.attended(lease.outcome(env)).await??;
         params.shell_id = Some(id.clone());
-        params.cwd = Some(directory(params.cwd, defaults.cwd, inside.spec()));
-        let mut made = inside
-            .outcome(ask::<ShellCreate>(&inside, &params, order))
+        params.cwd = Some(directory(params.cwd, defaults.cwd, lease.spec()));
+        let mut made = lease
+            .outcome(ask::<ShellCreate>(&lease, &params, order))
             .await?;
         if made.info.shell_id != id {
-            return Err(BoxError::unavailable(nonsense(
+            return Err(BoxError::unavailable(agent_violation(
                 "answered for another shell",
             )));
         }
-        inside.own(&mut made.info);
+        lease.own(&mut made.info);
         Ok(made)
     }
 
@@ -61,7 +61,7 @@ impl BoxRuntime {
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.enter(caller, &params.box_id).await?;
+        let lease = self.enter(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
         let (id, text) = (id_or_new(params.command_id)?, Program::text(params.text)?);
         let asked = AgentStartParams {
@@ -72,7 +72,7 @@ impl BoxRuntime {
             role: Role::Run,
             ..AgentStartParams::new(id, text, params.cwd.unwrap_or_default())
         };
-        self.begin(&inside, asked, order, attach).await
+        self.begin(&lease, asked, order, attach).await
     }
 
     /// The shells of a box, oldest first. To look is not to use.
@@ -82,12 +82,12 @@ impl BoxRuntime {
         params: ShellListParams,
     ) -> Result<ShellListResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.look(caller, &params.box_id).await?;
-        let mut found = inside
-            .outcome(ask::<ShellList>(&inside, &params, order))
+        let lease = self.look(caller, &params.box_id).await?;
+        let mut found = lease
+            .outcome(ask::<ShellList>(&lease, &params, order))
             .await?;
         for info in &mut found.items {
-            inside.own(info);
+            lease.own(info);
         }
         Ok(found)
     }
@@ -99,14 +99,14 @@ impl BoxRuntime {
         params: ShellDeleteParams,
     ) -> Result<ShellDeleteResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.enter(caller, &params.box_id).await?;
-        inside
-            .outcome(ask::<ShellDelete>(&inside, &params, order))
+        let lease = self.enter(caller, &params.box_id).await?;
+        lease
+            .outcome(ask::<ShellDelete>(&lease, &params, order))
             .await
     }
 }
 
-impl Inside {
+impl AgentLease {
     /// Whose box it is, is not for an agent to say.
     fn own(&self, info: &mut ShellInfo) {
         info.box_id = self.spec().box_id.clone();

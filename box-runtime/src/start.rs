@@ -14,14 +14,14 @@ use futures::StreamExt as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
+use crate::box_actor::agent_access::AgentLease;
+use crate::box_actor::{Failure, agent_violation};
 use crate::commands::id_or_new;
 use crate::data_plane::ask;
-use crate::door::Inside;
 use crate::env_file::environment;
 use crate::order::Queued;
-use crate::retell::{Retelling, Told};
-use crate::session::{Failure, nonsense};
-use crate::spool::Slot;
+use crate::output::{Converted, OutputView};
+use crate::shm::ShmSlot;
 
 /// Bytes of output that an agent may send after the deadline of its command.
 const OVERTIME_BYTES: usize = 1024 * 1024;
@@ -125,7 +125,7 @@ pub(crate) struct Answer {
     /// How reading ended, if the output was streamed.
     pub(crate) read: Option<ReadEnd>,
     /// The shared memory of collected output.
-    pub(crate) slot: Option<Slot>,
+    pub(crate) slot: Option<ShmSlot>,
 }
 
 /// What runs a text: the box's shell, if it has one. Without one the agent chooses bash or sh.
@@ -144,7 +144,7 @@ pub(crate) fn directory(of_call: Option<String>, of_box: Option<String>, spec: &
     directory.unwrap_or_else(|| spec.mount_path.clone())
 }
 
-impl Inside {
+impl AgentLease {
     /// What the agent is asked to start: the parameters of the call over the defaults of the box.
     pub(crate) async fn command(
         &self,
@@ -194,8 +194,8 @@ impl Inside {
         order: Queued,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
-        let (trail, card) = (self.trail(), self.card());
-        trail.started(self.caller(), &asked, &self.agent, card);
+        let (audit, entry) = (self.audit(), self.entry());
+        audit.started(self.caller(), &asked, &self.agent, entry);
         let id = asked.command_id.clone();
         let reply = match &attach {
             None => Reply::Started,
@@ -207,9 +207,9 @@ impl Inside {
         let started = self.start(asked, order, reply, None).await;
         let started = started.map_err(BoxError::from);
         match &started {
-            Ok(answer) if answer.told.existed => trail.not_started(&id, None, card),
+            Ok(answer) if answer.told.existed => audit.not_started(&id, None, entry),
             // After any other error the command may run.
-            Err(error) if is_refusal(error.code()) => trail.not_started(&id, Some(error), card),
+            Err(error) if is_refusal(error.code()) => audit.not_started(&id, Some(error), entry),
             Ok(_) | Err(_) => {}
         }
         let Answer { told, read, .. } = started?;
@@ -236,7 +236,7 @@ impl Inside {
             }
             Reply::Collected { bytes } => {
                 let slot = self.slot();
-                asked.spool = slot.as_ref().map(Slot::number);
+                asked.spool = slot.as_ref().map(ShmSlot::number);
                 asked.reply = AgentReply::Collected { bytes };
                 let call = self.agent.call::<AgentStart>(&asked);
                 let told = self.awaited(call, deadline).await??;
@@ -246,8 +246,9 @@ impl Inside {
             Reply::Streamed { attach, to } => (attach, to),
         };
         let slot = self.slot();
-        let retelling = Retelling::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
-        asked.spool = retelling.slot();
+        let output_view =
+            OutputView::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
+        asked.spool = output_view.slot();
         asked.reply = AgentReply::Streamed {
             until: Until {
                 bytes: None,
@@ -256,7 +257,7 @@ impl Inside {
         };
         let to = Reader::new(to, deadline);
         let id = &asked.command_id;
-        let reading = self.read::<AgentStart>(&asked, order, retelling, id, to);
+        let reading = self.read::<AgentStart>(&asked, order, output_view, id, to);
         let (told, read) = reading.await?;
         Ok(Answer {
             read: Some(read),
@@ -284,7 +285,7 @@ impl Inside {
         &self,
         asked: &A::Params,
         order: Queued,
-        mut retelling: Retelling,
+        mut output_view: OutputView,
         id: &CommandId,
         mut to: Reader<'_>,
     ) -> Result<(AgentCommand, ReadEnd), Failure>
@@ -300,24 +301,24 @@ impl Inside {
         let mut next = self.awaited(first, to.deadline).await??;
         while let Some(chunk) = next {
             to.accept(&chunk)?;
-            let told = retelling.tell(chunk).map_err(Failure::Violation)?;
-            let is_start = matches!(told, Told::Started(..));
+            let told = output_view.convert(chunk).map_err(Failure::Violation)?;
+            let is_start = matches!(told, Converted::Started(..));
             if is_start != awaits_start {
                 let what = if is_start {
                     "started a command twice"
                 } else {
                     "told output before the start"
                 };
-                return Err(Failure::Violation(nonsense(what)));
+                return Err(Failure::Violation(agent_violation(what)));
             }
             awaits_start = false;
             let (chunks, enough) = match told {
-                Told::Started(info) => {
+                Converted::Started(info) => {
                     let info = self.checked(info, id)?;
                     (vec![CommandChunk::Started(Box::new(info))], false)
                 }
-                Told::Output(chunks) => (chunks, false),
-                Told::Enough(chunks) => (chunks, true),
+                Converted::Output(chunks) => (chunks, false),
+                Converted::Enough(chunks) => (chunks, true),
             };
             for chunk in chunks {
                 to.send(chunk).await?;
@@ -326,7 +327,7 @@ impl Inside {
                 drop(stream);
                 let mut told = AgentCommand::new(id.clone(), 0);
                 told.info = Some(Box::new(self.look(id, Queued::none()).await?));
-                return Ok((told, retelling.end(ReadWhy::Bytes)));
+                return Ok((told, output_view.end(ReadWhy::Bytes)));
             }
             next = match to.deadline {
                 Some(_) => {
@@ -339,9 +340,9 @@ impl Inside {
         let mut told = stream.finish().await?;
         let why = told.why.unwrap_or(ReadWhy::Exit);
         if why == ReadWhy::Exit {
-            let mut last = retelling.rest();
+            let mut last = output_view.rest();
             let shown = std::mem::take(&mut told.shown).into_iter();
-            if retelling.is_told() {
+            if output_view.is_told() {
                 last.extend(shown.map(CommandChunk::Display));
             }
             for chunk in last {
@@ -351,7 +352,7 @@ impl Inside {
                 }
             }
         }
-        Ok((told, retelling.end(why)))
+        Ok((told, output_view.end(why)))
     }
 }
 

@@ -8,7 +8,7 @@ use box_rpc::{Call, Empty, Handle, Peer};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, timeout};
 
-use crate::card::Card;
+use crate::box_actor::entry::BoxEntry;
 use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
@@ -28,16 +28,16 @@ impl BoxRuntime {
         params: BoxStatsParams,
         chunks: Option<mpsc::Sender<BoxStatsResult>>,
     ) -> Result<BoxStatsResult, BoxError> {
-        let card = self.card(caller, &params.box_id).await?;
+        let entry = self.entry(caller, &params.box_id).await?;
         let every = params.every_ms.map(Duration::from_millis);
         let Some((every, chunks)) = every.zip(chunks) else {
-            return figures(&card).await;
+            return figures(&entry).await;
         };
         let mut interval = tokio::time::interval(every.max(OFTEN));
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             interval.tick().await;
-            let now = figures(&card).await?;
+            let now = figures(&entry).await?;
             if chunks.send(now).await.is_err() {
                 return Err(BoxError::cancelled("nobody takes the figures"));
             }
@@ -45,11 +45,11 @@ impl BoxRuntime {
     }
 }
 
-async fn figures(card: &Card) -> Result<BoxStatsResult, BoxError> {
-    let (place, agent) = card.place().await?;
-    let (received, sent) = card.door.traffic();
+async fn figures(entry: &BoxEntry) -> Result<BoxStatsResult, BoxError> {
+    let (place, agent) = entry.place().await?;
+    let (received, sent) = entry.access.traffic();
     let used = place.backend.usage(place.id)?;
-    let disk_bytes = match workspace(&card.spec, &used) {
+    let disk_bytes = match workspace(&entry.spec, &used) {
         Some(workspace) => private(&agent, &used)
             .await
             .map(|bytes| bytes.saturating_add(workspace)),

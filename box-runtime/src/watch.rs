@@ -22,7 +22,7 @@ impl BoxRuntime {
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
         let order = self.order(caller, &params.box_id, &params);
-        let inside = self.enter(caller, &params.box_id).await?;
+        let lease = self.enter(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach?)));
         let keep = params.command_id.is_some();
         let program = Program::argv([FILE_WATCH.to_owned(), params.path.clone()])?;
@@ -37,7 +37,7 @@ impl BoxRuntime {
             })),
             ..AgentStartParams::new(id_or_new(params.command_id)?, program, "/")
         };
-        self.begin(&inside, asked, order, attach).await
+        self.begin(&lease, asked, order, attach).await
     }
 }
 

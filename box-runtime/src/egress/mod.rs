@@ -14,17 +14,17 @@
 //! connection is accepted here, and `relay` moves bytes. What may not be or cannot be is told to the program as its kernel would. Where
 //! the kernel has no gate, a connection is accepted first and decided on then; all that can be told by that time is a reset.
 
-mod answer;
 mod config;
+mod connection;
 mod dial;
 mod dns;
-mod gate;
-mod going;
-mod names;
-mod pace;
+mod dns_server;
+mod fake_ips;
 mod policy;
+mod rate_limit;
 mod refusals;
 mod relay;
+mod syn_queue;
 
 use std::io;
 use std::sync::Arc;
@@ -40,13 +40,13 @@ use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 pub use self::config::{EgressConfig, Proxy};
+use self::connection::{Arrival, Going};
 use self::dial::Asker;
 pub(crate) use self::dial::Dialler;
-use self::gate::Gate;
-use self::going::{Arrival, Going};
-pub(crate) use self::names::Names;
-use self::pace::Pace;
+pub(crate) use self::fake_ips::Names;
+use self::rate_limit::Pace;
 use self::refusals::Refusals;
+use self::syn_queue::Gate;
 
 /// How long to wait before something is tried again that failed for want of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
@@ -120,14 +120,14 @@ impl Egress {
             counts: Counts::default(),
             refusals: Refusals::default(),
         });
-        let mut tasks = vec![tokio::spawn(gate::hold(Arc::clone(&shared))).abort_handle()];
+        let mut tasks = vec![tokio::spawn(syn_queue::hold(Arc::clone(&shared))).abort_handle()];
         for place in 0..shared.exits.len() {
             let accepting = accept(Arc::clone(&shared), place);
             tasks.push(tokio::spawn(accepting).abort_handle());
         }
         for exit in exits.dns {
             let exit = UdpSocket::from_std(exit)?;
-            let answering = answer::messages(Arc::clone(&shared), exit);
+            let answering = dns_server::messages(Arc::clone(&shared), exit);
             tasks.push(tokio::spawn(answering).abort_handle());
         }
         Ok(Self {

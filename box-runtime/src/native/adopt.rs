@@ -22,7 +22,7 @@ use super::quota::QuotaRecord;
 use super::state::{Kept, State};
 use super::{Inner, readable};
 use crate::backend::{AdoptedBox, Readable, StartedBox};
-use crate::session::carrier_limits;
+use crate::box_actor::carrier_limits;
 
 /// What an agent says first, with its box's mount namespace, its slots and the sockets at its exits.
 const GREETING: &[u8] = b"box1";

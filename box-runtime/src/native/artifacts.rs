@@ -184,9 +184,8 @@ impl Entry {
     /// Copies the file. Whether it is the one that was meant.
     fn copy(&self, source: BorrowedFd<'_>, target: &Path) -> io::Result<bool> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let inside =
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let Ok(from) = rustix::fs::openat2(source, &self.path, flags, Mode::empty(), inside) else {
+        let lease = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let Ok(from) = rustix::fs::openat2(source, &self.path, flags, Mode::empty(), lease) else {
             return Ok(false);
         };
         let from = File::from(from);

@@ -55,8 +55,8 @@ use crate::backend::{
     AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Facts, Reach, Readable,
     StartRequest, StartedBox,
 };
+use crate::box_actor::carrier_limits;
 use crate::egress::{Dialler, Egress, Names};
-use crate::session::carrier_limits;
 
 /// Boxes that may be in the making at once: the fork server begins one after the other, and each finishes by itself, waiting for
 /// the kernel most of the time. What waits for the server waits here, and asking never blocks.

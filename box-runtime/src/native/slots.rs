@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use box_protocol::actions::{SPOOL_BYTES, SPOOL_SLOTS};
 use rustix::fs::{FileType, MemfdFlags, OFlags, SealFlags};
 
-use crate::spool::Spool;
+use crate::shm::ShmPool;
 
 const BYTES: u64 = SPOOL_SLOTS as u64 * SPOOL_BYTES;
 
@@ -17,18 +17,18 @@ const SEALS: SealFlags = SealFlags::GROW
     .union(SealFlags::SEAL);
 
 /// Slots for output and files, and the agent's end of them. What is written to them counts as the box's memory.
-pub(super) fn make() -> io::Result<(Spool, OwnedFd)> {
+pub(super) fn make() -> io::Result<(ShmPool, OwnedFd)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("box-spool", flags)?;
     rustix::fs::ftruncate(&file, BYTES)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     let ours = file.try_clone()?;
-    Ok((Spool::new(File::from(ours)), file))
+    Ok((ShmPool::new(File::from(ours)), file))
 }
 
 /// The slots that an agent hands back, if they are what was made for it. An agent lives with the guest: a pipe in their place
 /// would hold this process up, and a file that shrinks or that others can read and write would not be a box's own.
-pub(super) fn handed(file: OwnedFd) -> Option<Spool> {
+pub(super) fn handed(file: OwnedFd) -> Option<ShmPool> {
     // Only memory of this kind has seals at all, and exactly these are put on by nobody else's habit.
     let seals = rustix::fs::fcntl_get_seals(&file).ok()?;
     let status = rustix::fs::fstat(&file).ok()?;
@@ -38,7 +38,7 @@ pub(super) fn handed(file: OwnedFd) -> Option<Spool> {
     let is_unnamed = status.st_nlink == 0;
     let both_ways = mode & OFlags::RWMODE == OFlags::RDWR;
     let is_ours = seals == SEALS && is_whole && is_file && is_unnamed && both_ways;
-    is_ours.then(|| Spool::new(File::from(file)))
+    is_ours.then(|| ShmPool::new(File::from(file)))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use box_protocol::actions::{
 use box_protocol::{BoxError, Code, MAX_CHUNK_BYTES, SpecDraft, UnixMs};
 use box_rpc::{Call, Handle, Limits, Options, Router, Session};
 use box_runtime::{
-    Availability, Backend, BoxRuntime, Caller, RuntimeConfig, Spool, StartRequest, StartedBox,
+    Availability, Backend, BoxRuntime, Caller, RuntimeConfig, ShmPool, StartRequest, StartedBox,
 };
 use box_transports::queue;
 use serde_json::json;
@@ -63,7 +63,7 @@ impl Backend for SharedMemoryBackend {
             .await
             .push(Session::start(far, router, options));
         let slots = self.0.slots.try_clone().unwrap();
-        Ok(StartedBox::new("slotted", near).with_spool(Spool::new(slots)))
+        Ok(StartedBox::new("slotted", near).with_spool(ShmPool::new(slots)))
     }
 
     async fn alive(&self, _: Uuid) -> bool {

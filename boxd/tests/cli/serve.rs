@@ -156,7 +156,7 @@ fn a_token_opens_the_network_and_owns_its_boxes() {
 #[test]
 fn a_token_has_separate_limits() {
     let server = with_tokens(|command| {
-        command.env("BOXD_RUNTIME_MAX_SESSIONS_PER_TOKEN", "1");
+        command.env("BOXD_RUNTIME_MAX_BOXES_PER_TOKEN", "1");
     });
     let tcp = server.endpoints[1].clone();
     let as_whom = |token: &str, name: &str| {

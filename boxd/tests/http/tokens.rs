@@ -106,7 +106,7 @@ fn langbots_header_is_accepted_at_langbots_paths_only() {
     );
     let in_query = format!("/boxes/b/port/80/?api_key={ANN}");
     assert_eq!(client.get(&in_query, &[]).status, 401);
-    let body = client.get("/v1/names/s/managed-process/ws", &[]).json();
+    let body = client.get("/v1/sessions/s/managed-process/ws", &[]).json();
     assert_eq!(body["error"]["code"], "Unauthorized");
     let (name, value) = bearer("x");
     let wrong = client.get("/boxes/b/port/80/", &[(name, &value)]);

@@ -10,9 +10,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use super::dial::Dialled;
-use super::gate::Knock;
 use super::policy::Refusal;
-use super::{Current, Shared, answer, relay};
+use super::syn_queue::Knock;
+use super::{Current, Shared, dns_server, relay};
 
 /// The port of name servers, whose connections are answered here.
 const DNS_PORT: u16 = 53;
@@ -134,7 +134,7 @@ impl Going {
         if let Arrival::Accepted(stream) = arrival
             && to.port() == DNS_PORT
         {
-            answer::connection(shared, stream).await;
+            dns_server::connection(shared, stream).await;
             return Ok(false);
         }
         if to.ip().is_loopback() {

@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
-use super::going::Arrival;
+use super::connection::Arrival;
 use super::policy::Refusal;
 use super::{RETRY, Shared};
 
@@ -58,7 +58,7 @@ impl Gate {
     /// Gives an accepted connection to whoever expects it, or back.
     pub(super) fn claim(&self, stream: TcpStream) -> Option<TcpStream> {
         let mark = box_sys::socket_mark(&stream).unwrap_or_default();
-        let to = super::going::destination(&stream);
+        let to = super::connection::destination(&stream);
         // Whoever had the box before may have given the same mark to another.
         let is_the_same = |expected: &Expected| {
             to.is_some_and(|to| (to.ip(), to.port()) == (expected.to.ip(), expected.to.port()))

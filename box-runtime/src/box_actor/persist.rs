@@ -1,4 +1,4 @@
-//! What is on a card, kept with its box for a later process. One writer a box: changes that come while it writes are written
+//! What is on a entry, kept with its box for a later process. One writer a box: changes that come while it writes are written
 //! together, and whoever made one can wait until it is on disk.
 
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use box_protocol::{BoxError, BoxState};
 
-use crate::card::Card;
+use crate::box_actor::entry::BoxEntry;
 
 /// What was changed and what is kept of it.
 #[derive(Default)]
-pub(crate) struct Keeping {
+pub(crate) struct Persistence {
     /// Changes so far.
     changes: u64,
     /// So many of them have been written, or could not be.
@@ -20,13 +20,13 @@ pub(crate) struct Keeping {
     outcome: Option<BoxError>,
 }
 
-impl Card {
+impl BoxEntry {
     /// Notes a change and sees to it that it is kept.
     pub(crate) fn changed(self: &Arc<Self>) {
         let mut is_first = false;
-        self.keeping.send_modify(|keeping| {
-            keeping.changes += 1;
-            is_first = !std::mem::replace(&mut keeping.writing, true);
+        self.persistence.send_modify(|persistence| {
+            persistence.changes += 1;
+            is_first = !std::mem::replace(&mut persistence.writing, true);
         });
         if is_first {
             tokio::spawn(write(Arc::clone(self)));
@@ -35,12 +35,14 @@ impl Card {
 
     /// Returns once every change so far is kept; the error if that cannot be.
     pub(crate) async fn kept(&self) -> Result<(), BoxError> {
-        let mut keeping = self.keeping.subscribe();
-        let changes = keeping.borrow().changes;
-        let settled = keeping.wait_for(|keeping| keeping.settled >= changes).await;
+        let mut persistence = self.persistence.subscribe();
+        let changes = persistence.borrow().changes;
+        let settled = persistence
+            .wait_for(|persistence| persistence.settled >= changes)
+            .await;
         // The sender is `self`, so it cannot be gone.
-        settled.map_or(Ok(()), |keeping| {
-            keeping.outcome.clone().map_or(Ok(()), Err)
+        settled.map_or(Ok(()), |persistence| {
+            persistence.outcome.clone().map_or(Ok(()), Err)
         })
     }
 }
@@ -51,49 +53,49 @@ const RECORD: &str = "record";
 /// How long it takes until writing is tried again, if nothing changes meanwhile.
 const PAUSE: Duration = Duration::from_secs(5);
 
-async fn write(card: Arc<Card>) {
-    let mut coming = card.keeping.subscribe();
+async fn write(entry: Arc<BoxEntry>) {
+    let mut coming = entry.persistence.subscribe();
     loop {
-        let changes = card.keeping.borrow().changes;
-        card.live().facts.degraded.retain(|what| what != RECORD);
-        let outcome = write_once(&card).await.err();
+        let changes = entry.persistence.borrow().changes;
+        entry.live().facts.degraded.retain(|what| what != RECORD);
+        let outcome = write_once(&entry).await.err();
         let failed = outcome.is_some();
         if failed {
-            card.live().facts.degraded.push(RECORD.to_owned());
+            entry.live().facts.degraded.push(RECORD.to_owned());
         }
         if let Some(error) = &outcome {
-            let (owner, box_id) = (&card.owner, &card.spec.box_id);
+            let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
             tracing::error!(%owner, %box_id, %error, "the box's record was not kept");
         }
         let mut again = false;
-        card.keeping.send_modify(|keeping| {
-            keeping.settled = changes;
-            keeping.outcome = outcome;
-            again = failed || keeping.changes > changes;
-            keeping.writing = again;
+        entry.persistence.send_modify(|persistence| {
+            persistence.settled = changes;
+            persistence.outcome = outcome;
+            again = failed || persistence.changes > changes;
+            persistence.writing = again;
         });
         if !again {
             return;
         }
         if failed {
-            let more = coming.wait_for(|keeping| keeping.changes > changes);
+            let more = coming.wait_for(|persistence| persistence.changes > changes);
             let _ = tokio::time::timeout(PAUSE, more).await;
         }
     }
 }
 
-/// Keeps what the card says now. A box that is still being made has no record: it would not be whole for whoever adopts it.
-async fn write_once(card: &Arc<Card>) -> Result<(), BoxError> {
-    if card.live().state == BoxState::Starting {
+/// Keeps what the entry says now. A box that is still being made has no record: it would not be whole for whoever adopts it.
+async fn write_once(entry: &Arc<BoxEntry>) -> Result<(), BoxError> {
+    if entry.live().state == BoxState::Starting {
         return Ok(());
     }
-    let Some(place) = card.place_now() else {
+    let Some(place) = entry.place_now() else {
         return Ok(());
     };
     if !place.backend.capabilities().outlive {
         return Ok(());
     }
-    let record = serde_json::to_string(&card.record());
+    let record = serde_json::to_string(&entry.record());
     let record = record.map_err(|error| BoxError::internal(error.to_string()))?;
     let kept = tokio::task::spawn_blocking(move || place.backend.keep(place.id, &record)).await;
     kept.map_err(|_| BoxError::internal("the box's record could not be kept"))?

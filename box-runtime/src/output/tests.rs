@@ -15,8 +15,10 @@ fn bytes(stream: StreamName, offset: u64, data: &[u8]) -> AgentChunk {
 }
 
 /// Kind, stream, offset, position and data of what a reader gets.
-fn told(retelling: &mut Retelling, chunk: AgentChunk) -> Vec<(u64, u64, String)> {
-    let (Told::Output(chunks) | Told::Enough(chunks)) = retelling.tell(chunk).unwrap() else {
+fn told(output_view: &mut OutputView, chunk: AgentChunk) -> Vec<(u64, u64, String)> {
+    let (Converted::Output(chunks) | Converted::Enough(chunks)) =
+        output_view.convert(chunk).unwrap()
+    else {
         panic!("no output")
     };
     let short = |chunk: CommandChunk| match chunk {
@@ -55,18 +57,18 @@ fn reading_begins_where_it_was_asked_for_in_each_stream() {
         stdout: 12,
         stderr: 3,
     });
-    let mut retelling = Retelling::new(View::Bytes, from, None, None);
-    assert_eq!(told(&mut retelling, begin((10, 0), (0, 0), b"")), []);
-    assert_eq!(told(&mut retelling, bytes(Stderr, 0, b"ab")), []);
+    let mut output_view = OutputView::new(View::Bytes, from, None, None);
+    assert_eq!(told(&mut output_view, begin((10, 0), (0, 0), b"")), []);
+    assert_eq!(told(&mut output_view, bytes(Stderr, 0, b"ab")), []);
     assert_eq!(
-        told(&mut retelling, bytes(Stdout, 10, b"0123")),
+        told(&mut output_view, bytes(Stdout, 10, b"0123")),
         [piece(12, 14, "23")]
     );
     assert_eq!(
-        told(&mut retelling, bytes(Stderr, 2, b"cd")),
+        told(&mut output_view, bytes(Stderr, 2, b"cd")),
         [piece(3, 17, "d")]
     );
-    let end = retelling.end(ReadWhy::Time);
+    let end = output_view.end(ReadWhy::Time);
     assert_eq!(
         (end.next, end.pos),
         (
@@ -85,14 +87,14 @@ fn what_is_gone_is_told_with_its_size() {
         stdout: 4,
         stderr: 0,
     });
-    let mut retelling = Retelling::new(View::Bytes, from, None, None);
-    let gaps = told(&mut retelling, begin((10, 2), (0, 0), b""));
+    let mut output_view = OutputView::new(View::Bytes, from, None, None);
+    let gaps = told(&mut output_view, begin((10, 2), (0, 0), b""));
     assert_eq!(gaps, [piece(4, 6, "gap Stdout"), piece(0, 2, "gap Stderr")]);
     assert_eq!(
-        told(&mut retelling, bytes(Stdout, 10, b"x")),
+        told(&mut output_view, bytes(Stdout, 10, b"x")),
         [piece(10, 12, "x")]
     );
-    let end = retelling.end(ReadWhy::Exit);
+    let end = output_view.end(ReadWhy::Exit);
     assert_eq!(
         end.dropped,
         PerStream {
@@ -107,7 +109,7 @@ fn what_is_gone_is_told_with_its_size() {
             stderr: 2
         }
     );
-    let mut by_position = Retelling::new(View::Bytes, ReadFrom::Pos(5), None, None);
+    let mut by_position = OutputView::new(View::Bytes, ReadFrom::Pos(5), None, None);
     let gaps = told(&mut by_position, begin((10, 2), (0, 0), b""));
     assert_eq!(gaps, [piece(3, 7, "gap Stdout")]);
 }
@@ -119,39 +121,41 @@ fn text_counts_its_own_bytes_and_never_splits_a_character() {
         stdout: 10,
         stderr: 0,
     });
-    let mut retelling = Retelling::new(View::Text, from, None, None);
+    let mut output_view = OutputView::new(View::Text, from, None, None);
     assert_eq!(
-        told(&mut retelling, begin((5, 0), (9, 0), &[0xe2, 0x82])),
+        told(&mut output_view, begin((5, 0), (9, 0), &[0xe2, 0x82])),
         []
     );
-    let first = told(&mut retelling, bytes(Stdout, 5, &[0xac, b'a', 0xf0]));
+    let first = told(&mut output_view, bytes(Stdout, 5, &[0xac, b'a', 0xf0]));
     // The character that the reader would begin in is not told in part.
     assert_eq!(first, [piece(12, 12, "a")]);
-    assert_eq!(told(&mut retelling, bytes(Stdout, 8, &[0x9f])), []);
-    let rest: Vec<_> = retelling.rest();
+    assert_eq!(told(&mut output_view, bytes(Stdout, 8, &[0x9f])), []);
+    let rest: Vec<_> = output_view.rest();
     assert!(
         matches!(&rest[..], [CommandChunk::Text(piece)] if piece.data == "\u{fffd}" && piece.offset == 13)
     );
-    assert_eq!(retelling.end(ReadWhy::Exit).next.stdout, 16);
+    assert_eq!(output_view.end(ReadWhy::Exit).next.stdout, 16);
 }
 
 #[test]
 fn a_reader_gets_no_more_than_it_wants_and_can_go_on() {
-    let mut retelling = Retelling::new(View::Text, ReadFrom::default(), Some(4), None);
+    let mut output_view = OutputView::new(View::Text, ReadFrom::default(), Some(4), None);
     assert_eq!(
-        told(&mut retelling, bytes(Stdout, 0, b"ab")),
+        told(&mut output_view, bytes(Stdout, 0, b"ab")),
         [piece(0, 0, "ab")]
     );
     let chunk = bytes(Stdout, 2, "céd".as_bytes());
-    assert!(matches!(retelling.tell(chunk).unwrap(), Told::Enough(chunks) if chunks.len() == 1));
-    let end = retelling.end(ReadWhy::Bytes);
+    assert!(
+        matches!(output_view.convert(chunk).unwrap(), Converted::Enough(chunks) if chunks.len() == 1)
+    );
+    let end = output_view.end(ReadWhy::Bytes);
     assert_eq!(
         (end.next.stdout, end.pos),
         (3, 3),
         "é does not fit and comes next time"
     );
     let from = ReadFrom::Offsets(end.next);
-    let mut again = Retelling::new(View::Text, from, None, None);
+    let mut again = OutputView::new(View::Text, from, None, None);
     assert_eq!(
         told(&mut again, bytes(Stdout, 0, "abcéd".as_bytes())),
         [piece(3, 3, "éd")]
@@ -160,10 +164,10 @@ fn a_reader_gets_no_more_than_it_wants_and_can_go_on() {
 
 #[test]
 fn the_last_bytes_are_those_before_the_end() {
-    let mut retelling = Retelling::new(View::Bytes, ReadFrom::Tail(3), None, None);
-    assert_eq!(told(&mut retelling, begin((996, 1000), (0, 0), b"")), []);
+    let mut output_view = OutputView::new(View::Bytes, ReadFrom::Tail(3), None, None);
+    assert_eq!(told(&mut output_view, begin((996, 1000), (0, 0), b"")), []);
     assert_eq!(
-        told(&mut retelling, bytes(Stdout, 996, b"abcd")),
+        told(&mut output_view, bytes(Stdout, 996, b"abcd")),
         [piece(997, 1997, "bcd")]
     );
 }
@@ -171,10 +175,10 @@ fn the_last_bytes_are_those_before_the_end() {
 #[test]
 fn an_agent_that_makes_no_sense_is_found_out() {
     let odd = |chunks: Vec<AgentChunk>| {
-        let mut retelling = Retelling::new(View::Text, ReadFrom::default(), None, None);
+        let mut output_view = OutputView::new(View::Text, ReadFrom::default(), None, None);
         chunks
             .into_iter()
-            .any(|chunk| retelling.tell(chunk).is_err())
+            .any(|chunk| output_view.convert(chunk).is_err())
     };
     assert!(!odd(vec![bytes(Stdout, 0, b"a"), bytes(Stdout, 1, b"b")]));
     assert!(odd(vec![bytes(Stdout, 0, b"a"), bytes(Stdout, 0, b"b")]));
@@ -205,11 +209,18 @@ fn output_that_nothing_can_have_written_is_not_believed() {
         ((u64::MAX / 2, u64::MAX / 2 + 2), (0, 0)),
     ] {
         for view in [View::Bytes, View::Text] {
-            let mut retelling = Retelling::new(view, ReadFrom::default(), None, None);
-            assert!(retelling.tell(begin(raw, text, b"")).is_err(), "{raw:?}");
+            let mut output_view = OutputView::new(view, ReadFrom::default(), None, None);
+            assert!(
+                output_view.convert(begin(raw, text, b"")).is_err(),
+                "{raw:?}"
+            );
         }
     }
     // The control: a place that is far, and can be.
-    let mut retelling = Retelling::new(View::Bytes, ReadFrom::Tail(9), None, None);
-    assert!(retelling.tell(begin((1 << 50, 0), (0, 0), b"")).is_ok());
+    let mut output_view = OutputView::new(View::Bytes, ReadFrom::Tail(9), None, None);
+    assert!(
+        output_view
+            .convert(begin((1 << 50, 0), (0, 0), b""))
+            .is_ok()
+    );
 }

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 
-use super::pace::Pace;
+use super::rate_limit::Pace;
 use super::{Shared, dns};
 
 /// How long a connection with questions may say nothing.

@@ -12,23 +12,23 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use crate::backend::{Backend, Facts};
+use crate::box_actor::agent_access::AgentAccess;
+use crate::box_actor::persist::Persistence;
 use crate::caller::Rights as _;
-use crate::door::Door;
-use crate::keeping::Keeping;
 use box_rpc::Caller;
 
-/// A session's card: written by its actor and by the table, read by `get` and `list`. The lock is held
+/// A session's entry: written by its actor and by the table, read by `get` and `list`. The lock is held
 /// for a few loads and stores, never across a wait.
-pub(crate) struct Card {
+pub(crate) struct BoxEntry {
     pub(crate) owner: Arc<str>,
     /// As asked for, without what belongs to one call and without what [`Live`] holds.
     pub(crate) spec: BoxSpec,
     live: Mutex<Live>,
     /// The way to what is inside the box.
-    pub(crate) door: Door,
+    pub(crate) access: AgentAccess,
     /// Told when the box may have another end.
     pub(crate) other_end: Notify,
-    pub(crate) keeping: watch::Sender<Keeping>,
+    pub(crate) persistence: watch::Sender<Persistence>,
     /// Held while the network policy is applied: whoever is last applies the newest.
     connecting: Mutex<()>,
 }
@@ -131,8 +131,8 @@ impl Mounts {
     }
 }
 
-impl Card {
-    /// The card of a session that is about to be made.
+impl BoxEntry {
+    /// The entry of a session that is about to be made.
     pub(crate) fn new(owner: Arc<str>, asked: &BoxSpec) -> Self {
         let mut spec = asked.clone();
         spec.cmd = String::new();
@@ -160,9 +160,9 @@ impl Card {
             owner,
             spec,
             live: Mutex::new(live),
-            door: Door::new(),
+            access: AgentAccess::new(),
             other_end: Notify::new(),
-            keeping: watch::Sender::new(Keeping::default()),
+            persistence: watch::Sender::new(Persistence::default()),
             connecting: Mutex::new(()),
         }
     }
@@ -197,7 +197,7 @@ impl Card {
             .inspect_err(|_| self.live().network_policy = before)
     }
 
-    /// Applies the policy that is on the card by the time it is applied.
+    /// Applies the policy that is on the entry by the time it is applied.
     fn connect(&self) -> Result<(), BoxError> {
         if self.spec.network == Network::Off {
             return Ok(());
@@ -216,7 +216,7 @@ impl Card {
         })
     }
 
-    /// Every change is a few assignments, so a poisoned lock still holds a sound card.
+    /// Every change is a few assignments, so a poisoned lock still holds a sound entry.
     pub(crate) fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -246,7 +246,7 @@ impl Card {
     /// Notes that the box is gone though nobody deleted it.
     pub(crate) fn failed(&self, why: BoxError) {
         let reason = why.message().to_owned();
-        self.door.shut(why);
+        self.access.shut(why);
         let mut live = self.live();
         live.state = BoxState::Failed;
         live.reason = Some(reason);
@@ -274,11 +274,11 @@ impl Card {
         }
     }
 
-    /// The card of a session whose box was adopted from this backend.
+    /// The entry of a session whose box was adopted from this backend.
     pub(crate) fn adopted(record: Record, backend_name: &str) -> Self {
-        let card = Self::new(record.owner.into(), &record.spec);
+        let entry = Self::new(record.owner.into(), &record.spec);
         {
-            let mut live = card.live();
+            let mut live = entry.live();
             live.backend_name = backend_name.into();
             live.backend_id = record.backend_id;
             live.created_at = record.created_at;
@@ -290,7 +290,7 @@ impl Card {
             live.defaults = record.defaults.map(Box::new);
             live.network_policy = record.network_policy.map(Box::new);
         }
-        card
+        entry
     }
 
     /// The box among all: its owner and its id.

@@ -86,12 +86,12 @@ async fn listened(answer: fn(u64) -> AgentEndsResult, open: u64) -> (Vec<u64>, u
         ..Options::client()
     };
     let session = Session::start(near, Router::empty(), options);
-    let card = Card::new("me".into(), &SpecDraft::new("b").build().unwrap());
-    let trail = Trail::default();
-    trail.resume(
+    let entry = BoxEntry::new("me".into(), &SpecDraft::new("b").build().unwrap());
+    let audit = Audit::default();
+    audit.resume(
         Earlier { open, unheard: 0 },
         &session.peer(),
-        &Arc::new(card),
+        &Arc::new(entry),
     );
     tokio::time::sleep(Duration::from_secs(10)).await;
     let asked = asked.lock().unwrap().clone();

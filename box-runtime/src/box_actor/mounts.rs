@@ -6,13 +6,13 @@ use box_protocol::actions::{AgentAllow, AgentAllowParams};
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxMountSpec, BoxSpec, BoxState, HostPathMode};
 
-use super::body::{Body, Living, bounded};
-use super::{Card, agents_error};
+use super::instance::{Instance, RunningBox, bounded};
+use super::{BoxEntry, agents_error};
 
-impl Body {
+impl Instance {
     /// Whether there is anything to say about mounts at all.
     pub(super) fn has_mounts(&self, asked: &BoxSpec) -> bool {
-        !asked.extra_mounts.is_empty() || !self.card.live().mounts.asked.is_empty()
+        !asked.extra_mounts.is_empty() || !self.entry.live().mounts.asked.is_empty()
     }
 
     /// Checks the mounts asked for against those there are, and adds what can be added.
@@ -20,7 +20,7 @@ impl Body {
         let Some(living) = &self.living else {
             return Ok(());
         };
-        let there = self.card.live().mounts.clone();
+        let there = self.entry.live().mounts.clone();
         let may_add = living.backend.capabilities().adds_mounts;
         let fixed = |mount: &&BoxMountSpec| !(may_add && mount.is_content_addressed());
         let new: Vec<_> = mounted(&asked.extra_mounts)
@@ -34,14 +34,14 @@ impl Body {
                 .all(|mount| asked.extra_mounts.contains(mount))
         };
         if new.iter().any(|mount| fixed(&mount)) || !has_all(there.asked.iter().collect()) {
-            return Err(other_mounts(&self.card));
+            return Err(other_mounts(&self.entry));
         }
         if new.is_empty() {
             return Ok(());
         }
         there.has_room_for(new.len())?;
         living.add(self.shared.config.start_timeout, &new).await?;
-        self.card.live().mounts.asked.extend(new);
+        self.entry.live().mounts.asked.extend(new);
         self.keep().await;
         Ok(())
     }
@@ -49,7 +49,7 @@ impl Body {
     /// Adds mounts to the box that is there. Those it has already are fine; another one in the same place is not.
     pub(super) async fn add_mounts(&mut self, asked: &[BoxMountSpec]) -> Result<(), BoxError> {
         let Some(living) = &self.living else {
-            let id = &self.card.spec.box_id;
+            let id = &self.entry.spec.box_id;
             let error = BoxError::conflict(format!("box {id} has no box to mount into"));
             return Err(error.with_detail(&Detail::about(Subject::Box)));
         };
@@ -58,13 +58,13 @@ impl Body {
                 "extra_mounts: this backend adds no mounts to a box that runs",
             ));
         }
-        let there = self.card.live().mounts.clone();
+        let there = self.entry.live().mounts.clone();
         let new: Vec<_> = mounted(asked)
             .filter(|mount| !there.has(mount))
             .cloned()
             .collect();
         if new.iter().any(|mount| there.covers(mount)) {
-            return Err(other_mounts(&self.card));
+            return Err(other_mounts(&self.entry));
         }
         there.has_room_for(new.len())?;
         if new.iter().any(|mount| mount.mode == HostPathMode::Rw) {
@@ -77,23 +77,23 @@ impl Body {
             if added.is_err() {
                 break;
             }
-            self.card.live().mounts.added.push(mount);
+            self.entry.live().mounts.added.push(mount);
         }
         self.keep().await;
         added
     }
 }
 
-impl Body {
+impl Instance {
     /// Whether a mount to write to can be added now.
     fn may_be_written_to(&self) -> Result<(), BoxError> {
-        let id = &self.card.spec.box_id;
+        let id = &self.entry.spec.box_id;
         // What counts its files was set up with the box.
-        if self.card.spec.workspace_quota_mb > 0 {
+        if self.entry.spec.workspace_quota_mb > 0 {
             let why = "extra_mounts: a box with workspace_quota_mb gets no more mounts to write to";
             return Err(BoxError::unsupported(why));
         }
-        if self.card.live().state == BoxState::Paused {
+        if self.entry.live().state == BoxState::Paused {
             let why = format!("box {id} is paused: its agent opens what may be written to");
             return Err(BoxError::conflict(why).with_detail(&Detail::about(Subject::Box)));
         }
@@ -101,7 +101,7 @@ impl Body {
     }
 }
 
-impl Living {
+impl RunningBox {
     async fn add(&self, limit: Duration, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let adding = self.backend.add_mounts(self.id, mounts);
         bounded(&*self.backend, "mount into", limit, adding).await??;
@@ -125,8 +125,8 @@ pub(super) fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMount
         .filter(|mount| mount.mode != HostPathMode::None)
 }
 
-fn other_mounts(card: &Card) -> BoxError {
-    let id = &card.spec.box_id;
+fn other_mounts(entry: &BoxEntry) -> BoxError {
+    let id = &entry.spec.box_id;
     BoxError::conflict(format!("box {id} already exists with other extra_mounts"))
         .with_detail(&Detail::of_field("extra_mounts").of(Subject::Box))
 }

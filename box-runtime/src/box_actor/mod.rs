@@ -11,14 +11,17 @@
 //! - `doubt`: what is checked before an agent is believed.
 //! - this file: what follows from what.
 
-mod body;
-mod doubt;
+pub(crate) mod agent_access;
 mod ending;
-mod entry;
-mod front;
+pub(crate) mod entry;
+mod instance;
+mod main_command;
 mod mounts;
 mod pause;
-mod work;
+pub(crate) mod persist;
+mod queue;
+mod request;
+mod validate;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -30,24 +33,24 @@ use box_rpc::Router;
 use futures::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 
-use self::body::{Body, NotReady};
 use self::ending::{broken, ended_as};
-use self::front::{During, Front, Over, Rested};
+use self::instance::{Instance, NotReady};
+use self::queue::{EndReason, JobOutcome, Queue, Wakeup};
 use crate::adoption::{Unreached, unreachable};
-use crate::card::Card;
+use crate::box_actor::agent_access::{AgentLease, Purpose, ended};
+use crate::box_actor::entry::BoxEntry;
 use crate::config::RuntimeConfig;
-use crate::door::{Inside, Purpose, ended};
 use crate::ends::Ends;
 use crate::events::Events;
 use crate::exec::{Finish, Settle, Turn};
 use crate::order::Orders;
+use crate::registry::Ask;
 use crate::select::Selector;
-use crate::table::Ask;
 
-pub(crate) use self::body::{Living, carrier_limits};
-pub(crate) use self::doubt::{Failure, Meaning, agents_error, end_of, look_up, nonsense};
-pub(crate) use self::front::queue_full;
-pub(crate) use self::work::{Create, Delete, Exec, Mount, Reply, Transition, Work};
+pub(crate) use self::instance::{RunningBox, carrier_limits};
+pub(crate) use self::queue::queue_full;
+pub(crate) use self::request::{Create, Delete, Exec, Mount, Reply, Request, Transition};
+pub(crate) use self::validate::{Failure, Meaning, agent_violation, agents_error, end_of, look_up};
 
 /// What the table and all sessions share.
 pub(crate) struct Shared {
@@ -66,9 +69,9 @@ pub(crate) struct Shared {
 /// What a session begins with.
 pub(crate) enum Begin {
     /// Calls, of which the first has made it.
-    With(Vec<Work>),
+    With(Vec<Request>),
     /// A box that was adopted.
-    In(Box<Living>),
+    In(Box<RunningBox>),
     /// One whose agent has not answered yet.
     Reaching(Box<Unreached>),
 }
@@ -76,43 +79,43 @@ pub(crate) enum Begin {
 /// Lives a session from its beginning to its end, and reports the end to the table.
 pub(crate) async fn live(
     shared: Arc<Shared>,
-    card: Arc<Card>,
+    entry: Arc<BoxEntry>,
     begin: Begin,
-    mailbox: mpsc::Receiver<Work>,
+    mailbox: mpsc::Receiver<Request>,
     table: mpsc::WeakSender<Ask>,
 ) {
-    let mut body = Body::new(Arc::clone(&shared), Arc::clone(&card));
+    let mut instance = Instance::new(Arc::clone(&shared), Arc::clone(&entry));
     let first = match begin {
         Begin::With(first) => first,
         Begin::In(living) => {
-            body.is_in(*living);
+            instance.is_in(*living);
             Vec::new()
         }
         Begin::Reaching(unreached) => {
-            body.reaches(*unreached);
+            instance.reaches(*unreached);
             Vec::new()
         }
     };
     let mut actor = Actor {
-        front: Front::new(&shared, &card, mailbox, first),
-        body,
-        card: Arc::clone(&card),
+        queue: Queue::new(&shared, &entry, mailbox, first),
+        instance,
+        entry: Arc::clone(&entry),
     };
     let last = AssertUnwindSafe(actor.run()).catch_unwind().await;
     if last.is_err() {
-        let (owner, box_id) = (&card.owner, &card.spec.box_id);
+        let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
         tracing::error!(%owner, %box_id, "the session failed unexpectedly");
         // The box must not outlive it.
-        let _ = AssertUnwindSafe(actor.body.stop()).catch_unwind().await;
+        let _ = AssertUnwindSafe(actor.instance.stop()).catch_unwind().await;
     }
-    let left = actor.front.close();
+    let left = actor.queue.close();
     drop(actor);
     // A start that failed says more than this.
-    if card.door.why_shut().is_none() {
-        card.door.shut(ended());
+    if entry.access.why_shut().is_none() {
+        entry.access.shut(ended());
     }
     if let Some(table) = table.upgrade() {
-        let _ = table.send(Ask::Ended { card, left }).await;
+        let _ = table.send(Ask::Ended { entry, left }).await;
     }
     // Only now, so that whoever reads the answer finds the session gone.
     if let Ok(last) = last {
@@ -139,9 +142,9 @@ impl Last {
 }
 
 struct Actor {
-    front: Front,
-    body: Body,
-    card: Arc<Card>,
+    queue: Queue,
+    instance: Instance,
+    entry: Arc<BoxEntry>,
 }
 
 /// Whether the session goes on.
@@ -153,16 +156,16 @@ enum Next {
 impl Actor {
     async fn run(&mut self) -> Last {
         loop {
-            let next = match self.front.next_work() {
-                Some(work) if self.body.is_out_of_reach(&work) => {
-                    work.refuse(unreachable(&self.card.spec.box_id));
+            let next = match self.queue.next_work() {
+                Some(work) if self.instance.is_out_of_reach(&work) => {
+                    work.refuse(unreachable(&self.entry.spec.box_id));
                     Next::GoOn
                 }
-                Some(Work::Exec(exec)) => self.exec(exec).await,
-                Some(Work::Create(create)) => self.create(create).await,
-                Some(Work::Delete(delete)) => self.delete(delete).await,
-                Some(Work::Transition(asked)) => self.transition(asked).await,
-                Some(Work::Mount(asked)) => self.mount(asked).await,
+                Some(Request::Exec(exec)) => self.exec(exec).await,
+                Some(Request::Create(create)) => self.create(create).await,
+                Some(Request::Delete(delete)) => self.delete(delete).await,
+                Some(Request::Transition(asked)) => self.transition(asked).await,
+                Some(Request::Mount(asked)) => self.mount(asked).await,
                 None => self.rest().await,
             };
             if let Next::End(last) = next {
@@ -173,70 +176,70 @@ impl Actor {
 
     /// Nothing to do: waits for work, for the end of the agent, or for its own end.
     async fn rest(&mut self) -> Next {
-        match self.front.rest(self.body.ended()).await {
-            Rested::Work => Next::GoOn,
-            Rested::Broken(reason) => {
+        match self.queue.rest(self.instance.ended()).await {
+            Wakeup::Request => Next::GoOn,
+            Wakeup::Broken(reason) => {
                 let why = self.why_broken(reason);
                 Box::pin(self.fail(why)).await;
                 Next::GoOn
             }
-            Rested::Reached(living) => {
-                self.body.is_in(*living);
+            Wakeup::Reached(living) => {
+                self.instance.is_in(*living);
                 self.tell("adopted", "its agent answers");
-                self.front.used();
-                self.front.set_clock();
+                self.queue.used();
+                self.queue.set_clock();
                 Next::GoOn
             }
-            Rested::Over(Over::Idle) => Box::pin(self.idle()).await,
-            Rested::Over(over) => Box::pin(self.over(over)).await,
+            Wakeup::EndReason(EndReason::Idle) => Box::pin(self.idle()).await,
+            Wakeup::EndReason(over) => Box::pin(self.over(over)).await,
         }
     }
 
     /// Nobody has used the box for long. Commands that go on by themselves are work, though nobody asks about them.
     async fn idle(&mut self) -> Next {
-        match self.front.during(self.body.may_be_busy()).await {
-            During::Done(false) => {}
-            During::Done(true) => {
-                self.front.used();
+        match self.queue.during(self.instance.may_be_busy()).await {
+            JobOutcome::Done(false) => {}
+            JobOutcome::Done(true) => {
+                self.queue.used();
                 return Next::GoOn;
             }
-            During::Over(over) => return Box::pin(self.over(over)).await,
+            JobOutcome::EndReason(over) => return Box::pin(self.over(over)).await,
         }
         // Somebody may have come meanwhile; from here on nobody can.
-        if !self.front.is_idle() {
+        if !self.queue.is_idle() {
             return Next::GoOn;
         }
         if self.stops_when_idle() {
             return self.stop_idle().await;
         }
-        let reason = Over::Idle.reason(&self.card.spec.box_id);
-        if self.card.door.shut_if_unused(reason) {
-            return Box::pin(self.over(Over::Idle)).await;
+        let reason = EndReason::Idle.reason(&self.entry.spec.box_id);
+        if self.entry.access.shut_if_unused(reason) {
+            return Box::pin(self.over(EndReason::Idle)).await;
         }
         Next::GoOn
     }
 
     /// Makes the box ready for this call, unless the session is over meanwhile.
-    async fn ready(&mut self, work: &Work) -> Result<bool, Unready> {
+    async fn ready(&mut self, work: &Request) -> Result<bool, Unready> {
         let Some(spec) = work.spec() else {
             return Ok(false);
         };
-        match self.front.during(self.body.ready(spec)).await {
-            During::Done(Ok(started)) => {
-                self.front.used();
+        match self.queue.during(self.instance.ready(spec)).await {
+            JobOutcome::Done(Ok(started)) => {
+                self.queue.used();
                 if started {
-                    self.front.set_clock();
+                    self.queue.set_clock();
                 }
                 Ok(started)
             }
-            During::Done(Err(NotReady::Refused(error))) => Err(Unready::Refused(error)),
-            During::Done(Err(NotReady::Failed(error))) => Err(Unready::Failed(error)),
-            During::Over(over) => Err(Unready::Over(over)),
+            JobOutcome::Done(Err(NotReady::Refused(error))) => Err(Unready::Refused(error)),
+            JobOutcome::Done(Err(NotReady::Failed(error))) => Err(Unready::Failed(error)),
+            JobOutcome::EndReason(over) => Err(Unready::EndReason(over)),
         }
     }
 
     /// What follows for a call whose box is not ready.
-    async fn unready(&mut self, work: Work, why: Unready) -> Next {
+    async fn unready(&mut self, work: Request, why: Unready) -> Next {
         match why {
             Unready::Refused(error) => {
                 work.refuse(error);
@@ -245,22 +248,22 @@ impl Actor {
             Unready::Failed(error) => {
                 self.tell("failed", error.message());
                 // All who waited for this start share its outcome.
-                self.card.door.shut(error.clone());
-                self.front.refuse_waiting(&error);
+                self.entry.access.shut(error.clone());
+                self.queue.refuse_waiting(&error);
                 work.refuse(error);
-                let _ = self.body.stop().await;
+                let _ = self.instance.stop().await;
                 Next::End(Last::Nothing)
             }
-            Unready::Over(over) => {
-                let id = &self.card.spec.box_id;
+            Unready::EndReason(over) => {
+                let id = &self.entry.spec.box_id;
                 match over {
                     // The next box would have the same end.
-                    Over::Expired | Over::Idle => work.refuse(BoxError::conflict(format!(
-                        "box {id} expired before it was ready"
-                    ))),
-                    Over::Deleted(_) => work.refuse(over.reason(id)),
+                    EndReason::Expired | EndReason::Idle => work.refuse(BoxError::conflict(
+                        format!("box {id} expired before it was ready"),
+                    )),
+                    EndReason::Deleted(_) => work.refuse(over.reason(id)),
                     // It has not begun, so it may begin in the next box.
-                    Over::Done | Over::Closed => self.front.put_back(work),
+                    EndReason::Done | EndReason::Closed => self.queue.put_back(work),
                 }
                 Box::pin(self.over(over)).await
             }
@@ -268,17 +271,17 @@ impl Actor {
     }
 
     async fn create(&mut self, create: Box<Create>) -> Next {
-        let work = Work::Create(create);
+        let work = Request::Create(create);
         let started = match self.ready(&work).await {
             Ok(started) => started,
             Err(why) => return Box::pin(self.unready(work, why)).await,
         };
-        if let Work::Create(create) = work {
+        if let Request::Create(create) = work {
             let _ = create.reply.send(Ok(BoxCreateResult {
-                info: self.card.info(&create.caller),
+                info: self.entry.info(&create.caller),
                 existed: !started,
                 earlier: started
-                    .then(|| self.shared().ends.earlier(&self.card))
+                    .then(|| self.shared().ends.earlier(&self.entry))
                     .flatten(),
                 adjusted: Vec::new(),
             }));
@@ -291,66 +294,66 @@ impl Actor {
         if exec.reply.is_closed() {
             return Next::GoOn;
         }
-        let work = Work::Exec(exec);
+        let work = Request::Exec(exec);
         if let Err(why) = self.ready(&work).await {
             return Box::pin(self.unready(work, why)).await;
         }
-        let Work::Exec(exec) = work else {
+        let Request::Exec(exec) = work else {
             return Next::GoOn;
         };
         if exec.reply.is_closed() {
             return Next::GoOn;
         }
         if let Err(why) = Box::pin(self.wake()).await {
-            return Box::pin(self.unready(Work::Exec(exec), why)).await;
+            return Box::pin(self.unready(Request::Exec(exec), why)).await;
         }
         let (finish, finished) = oneshot::channel();
         let turn = self.turn(&exec, finish);
         let command_id = turn.as_ref().ok().map(|turn| turn.command_id.clone());
-        self.card.used(LaneStatus::Running);
+        self.entry.used(LaneStatus::Running);
         let granted = exec.reply.send(turn).is_ok();
         let Some(command_id) = command_id.filter(|_| granted) else {
-            self.card.set_lane(LaneStatus::Idle);
+            self.entry.set_lane(LaneStatus::Idle);
             return Next::GoOn;
         };
-        let during = self.front.during(finished).await;
-        self.front.used();
+        let during = self.queue.during(finished).await;
+        self.queue.used();
         match during {
-            During::Done(Ok(finish)) => self.finish(finish, &command_id).await,
-            During::Done(Err(_)) => {
+            JobOutcome::Done(Ok(finish)) => self.finish(finish, &command_id).await,
+            JobOutcome::Done(Err(_)) => {
                 match self.ended(&command_id).await {
-                    During::Done(Err(reason)) => {
+                    JobOutcome::Done(Err(reason)) => {
                         let why = self.why_broken(reason);
                         Box::pin(self.fail(why)).await;
                     }
-                    During::Over(over) => return Box::pin(self.over(over)).await,
-                    During::Done(Ok(())) => {}
+                    JobOutcome::EndReason(over) => return Box::pin(self.over(over)).await,
+                    JobOutcome::Done(Ok(())) => {}
                 }
-                self.card.used(LaneStatus::Idle);
+                self.entry.used(LaneStatus::Idle);
                 Next::GoOn
             }
-            During::Over(over) => Box::pin(self.over(over)).await,
+            JobOutcome::EndReason(over) => Box::pin(self.over(over)).await,
         }
     }
 
     fn turn(&mut self, exec: &Exec, finish: oneshot::Sender<Finish>) -> Result<Turn, BoxError> {
-        let (Some(inside), Some(living)) = (
-            Inside::now(&self.card, &exec.caller, Purpose::Exec)?,
-            &mut self.body.living,
+        let (Some(lease), Some(living)) = (
+            AgentLease::now(&self.entry, &exec.caller, Purpose::Exec)?,
+            &mut self.instance.living,
         ) else {
             return Err(BoxError::internal("there is no box for the command"));
         };
         Ok(Turn {
-            inside,
+            lease,
             command_id: living.next_exec()?,
             finish,
         })
     }
 
     /// Waits until nothing is left of an exec.
-    async fn ended(&mut self, command_id: &CommandId) -> During<Result<(), String>> {
-        let job = self.body.confirm_killed(command_id);
-        self.front.during(Box::pin(job)).await
+    async fn ended(&mut self, command_id: &CommandId) -> JobOutcome<Result<(), String>> {
+        let job = self.instance.confirm_killed(command_id);
+        self.queue.during(Box::pin(job)).await
     }
 
     /// What follows from the end of an exec.
@@ -368,13 +371,13 @@ impl Actor {
             Finish::Overdue(OnTimeout::Kill, settle) => {
                 // A box in want of processor time has a slow agent: it gets the time that a kill has.
                 match Box::pin(self.ended(command_id)).await {
-                    During::Done(Ok(())) => {
-                        self.card.used(LaneStatus::Idle);
+                    JobOutcome::Done(Ok(())) => {
+                        self.entry.used(LaneStatus::Idle);
                         let _ = settle.send(Ok(Killed::Command));
                         return Next::GoOn;
                     }
-                    During::Done(Err(_)) => {}
-                    During::Over(over) => {
+                    JobOutcome::Done(Err(_)) => {}
+                    JobOutcome::EndReason(over) => {
                         let next = Box::pin(self.over(over)).await;
                         let _ = settle.send(Ok(Killed::Command));
                         return next;
@@ -396,50 +399,51 @@ impl Actor {
     }
 
     async fn mount(&mut self, asked: Box<Mount>) -> Next {
-        let job = Box::pin(self.body.add_mounts(&asked.mounts));
-        match self.front.during(job).await {
-            During::Done(added) => drop(asked.reply.send(added)),
-            During::Over(over) => {
-                return Box::pin(self.unready(Work::Mount(asked), Unready::Over(over))).await;
+        let job = Box::pin(self.instance.add_mounts(&asked.mounts));
+        match self.queue.during(job).await {
+            JobOutcome::Done(added) => drop(asked.reply.send(added)),
+            JobOutcome::EndReason(over) => {
+                return Box::pin(self.unready(Request::Mount(asked), Unready::EndReason(over)))
+                    .await;
             }
         }
         Next::GoOn
     }
 
     async fn delete(&mut self, delete: Box<Delete>) -> Next {
-        self.card.set_lane(LaneStatus::Closing);
-        let box_id = &self.card.spec.box_id;
-        self.card.door.shut(ended_as(Ended::Deleted, box_id));
-        let stopped = self.body.stop().await;
+        self.entry.set_lane(LaneStatus::Closing);
+        let box_id = &self.entry.spec.box_id;
+        self.entry.access.shut(ended_as(Ended::Deleted, box_id));
+        let stopped = self.instance.stop().await;
         self.tell("deleted", "somebody deleted it");
-        self.shared().ends.deleted(&self.card);
+        self.shared().ends.deleted(&self.entry);
         let Delete { reply, box_id, .. } = *delete;
         let result = stopped.map(|()| BoxDeleteResult { deleted: box_id });
         Next::End(Last::Delete(reply, result))
     }
 
     async fn end(&mut self, last: Last) -> Next {
-        self.card.set_lane(LaneStatus::Closing);
-        let box_id = &self.card.spec.box_id;
-        self.card.door.shut(ended_as(Ended::Deleted, box_id));
-        let _ = self.body.stop().await;
+        self.entry.set_lane(LaneStatus::Closing);
+        let box_id = &self.entry.spec.box_id;
+        self.entry.access.shut(ended_as(Ended::Deleted, box_id));
+        let _ = self.instance.stop().await;
         Next::End(last)
     }
 
-    async fn over(&mut self, over: Over) -> Next {
+    async fn over(&mut self, over: EndReason) -> Next {
         // Before the agent goes, so that calls inside learn why it does.
-        self.card.door.shut(over.reason(&self.card.spec.box_id));
+        self.entry.access.shut(over.reason(&self.entry.spec.box_id));
         match over {
-            Over::Deleted(delete) => {
+            EndReason::Deleted(delete) => {
                 // What waited for the box was asked for before: it shall not make another one.
-                let error = ended_as(Ended::Deleted, &self.card.spec.box_id);
-                self.front.refuse_lane(&error);
+                let error = ended_as(Ended::Deleted, &self.entry.spec.box_id);
+                self.queue.refuse_lane(&error);
                 self.delete(delete).await
             }
-            Over::Expired => self.end_as("expired", "its time is over").await,
-            Over::Idle => self.end_as("expired", "nobody has used it for long").await,
-            Over::Done => self.end_as("deleted", "its main command has ended").await,
-            Over::Closed => self.end_as("deleted", "the runtime lets go of it").await,
+            EndReason::Expired => self.end_as("expired", "its time is over").await,
+            EndReason::Idle => self.end_as("expired", "nobody has used it for long").await,
+            EndReason::Done => self.end_as("deleted", "its main command has ended").await,
+            EndReason::Closed => self.end_as("deleted", "the runtime lets go of it").await,
         }
     }
 
@@ -450,37 +454,37 @@ impl Actor {
 
     /// Why a box is of no more use: what its backend knows, or else this.
     fn why_broken(&self, reason: String) -> BoxError {
-        self.body.why_gone().unwrap_or_else(|| broken(reason))
+        self.instance.why_gone().unwrap_or_else(|| broken(reason))
     }
 
     /// Tells whoever wants to know what happened to the box.
     fn tell(&self, kind: &str, message: &str) {
-        self.shared().events.tell(&self.card, kind, message);
+        self.shared().events.tell(&self.entry, kind, message);
     }
 
     /// The same, of an end that no caller asked for.
     fn ends(&self, kind: &str, why: &str) {
         self.tell(kind, why);
-        self.shared().ends.ended(&self.card, why);
+        self.shared().ends.ended(&self.entry, why);
     }
 
     fn shared(&self) -> &Shared {
-        &self.body.shared
+        &self.instance.shared
     }
 
     /// The box is of no more use. Its record stays, so that people find out; the next call makes a
     /// new box.
     async fn fail(&mut self, why: BoxError) {
         let reason = why.message();
-        let (owner, box_id) = (&self.card.owner, &self.card.spec.box_id);
+        let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
         tracing::warn!(%owner, %box_id, %reason, "the box failed");
         self.ends("failed", reason);
-        self.card.failed(why);
-        let _ = self.body.stop().await;
-        self.card.set_lane(LaneStatus::Idle);
+        self.entry.failed(why);
+        let _ = self.instance.stop().await;
+        self.entry.set_lane(LaneStatus::Idle);
         // From here on it is the record that waits to be forgotten.
-        self.front.used();
-        self.front.set_clock();
+        self.queue.used();
+        self.queue.set_clock();
     }
 }
 
@@ -491,7 +495,7 @@ enum Unready {
     /// There is no box.
     Failed(BoxError),
     /// The session ends.
-    Over(Over),
+    EndReason(EndReason),
 }
 
 #[cfg(test)]
@@ -513,7 +517,7 @@ mod tests {
             config,
         });
         let spec = SpecDraft::new("s").build().unwrap();
-        let card = Arc::new(Card::new("me".into(), &spec));
+        let entry = Arc::new(BoxEntry::new("me".into(), &spec));
         let (_sender, mailbox) = mpsc::channel(1);
         let (table, _asks) = mpsc::channel(1);
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -522,13 +526,19 @@ mod tests {
             .unwrap();
         let _guard = runtime.enter();
         let begin = Begin::With(Vec::new());
-        let task = live(shared, Arc::clone(&card), begin, mailbox, table.downgrade());
-        let size = size_of_val(&task) + size_of_val(&*card);
+        let task = live(
+            shared,
+            Arc::clone(&entry),
+            begin,
+            mailbox,
+            table.downgrade(),
+        );
+        let size = size_of_val(&task) + size_of_val(&*entry);
         assert!(
             size < 3584,
             "{} and {} bytes",
             size_of_val(&task),
-            size_of_val(&*card)
+            size_of_val(&*entry)
         );
     }
 }

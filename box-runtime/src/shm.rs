@@ -12,7 +12,7 @@ use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
 
 /// The slots that an agent was handed. What is in them is as trustworthy as what the agent says.
 #[derive(Debug, Clone)]
-pub struct Spool(Arc<Slots>);
+pub struct ShmPool(Arc<Slots>);
 
 #[derive(Debug)]
 struct Slots {
@@ -39,12 +39,12 @@ impl Slots {
 
 /// A slot for one call. Goes back when dropped.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct ShmSlot {
     slots: Arc<Slots>,
     number: u32,
 }
 
-impl Spool {
+impl ShmPool {
     /// The slots in this file, which must have their full length and keep it: `SPOOL_SLOTS` times `SPOOL_BYTES`.
     pub fn new(file: File) -> Self {
         Self(Arc::new(Slots {
@@ -56,24 +56,24 @@ impl Spool {
     }
 
     /// A slot for what the agent tells, if there is one that no call uses.
-    pub(crate) fn to_read(&self) -> Option<Slot> {
+    pub(crate) fn to_read(&self) -> Option<ShmSlot> {
         self.take(0)
     }
 
     /// A slot for what the agent is told, if there is one that no call uses.
-    pub(crate) fn to_fill(&self) -> Option<Slot> {
+    pub(crate) fn to_fill(&self) -> Option<ShmSlot> {
         self.take(FIRST_TO_FILL)
     }
 
-    fn take(&self, like: u32) -> Option<Slot> {
-        Some(Slot {
+    fn take(&self, like: u32) -> Option<ShmSlot> {
+        Some(ShmSlot {
             number: self.0.free(like).pop()?,
             slots: Arc::clone(&self.0),
         })
     }
 }
 
-impl Slot {
+impl ShmSlot {
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
@@ -113,7 +113,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for ShmSlot {
     fn drop(&mut self) {
         self.slots.free(self.number).push(self.number);
     }
@@ -129,7 +129,7 @@ mod tests {
         file.set_len(u64::from(SPOOL_SLOTS) * SPOOL_BYTES).unwrap();
         file.write_all_at(b"out", SPOOL_BYTES + 5).unwrap();
         file.write_all_at(b"err", 2 * SPOOL_BYTES - 3).unwrap();
-        let spool = Spool::new(file);
+        let spool = ShmPool::new(file);
         let first = spool.to_read().unwrap();
         let slot = spool.to_read().unwrap();
         assert_eq!((first.number(), slot.number()), (0, 1));
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_slot_has_one_user() {
-        let spool = Spool::new(tempfile::tempfile().unwrap());
+        let spool = ShmPool::new(tempfile::tempfile().unwrap());
         let mut read: Vec<_> = std::iter::from_fn(|| spool.to_read()).collect();
         let mut filled: Vec<_> = std::iter::from_fn(|| spool.to_fill()).collect();
         assert_eq!(read.len() + filled.len(), SPOOL_SLOTS as usize);

@@ -16,16 +16,16 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::front::{Over, Rested};
 use super::mounts::mounted;
-use super::work::Work;
-use super::{Card, Shared};
+use super::queue::{EndReason, Wakeup};
+use super::request::Request;
+use super::{BoxEntry, Shared};
 use crate::adoption::{Coming, Unreached};
+use crate::audit::{Audit, Earlier};
 use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
-use crate::card::{Mounts, Place};
-use crate::door::{Agent, ended};
-use crate::spool::Spool;
-use crate::trail::{Earlier, Trail};
+use crate::box_actor::agent_access::{Agent, ended};
+use crate::box_actor::entry::{Mounts, Place};
+use crate::shm::ShmPool;
 
 /// The version of `agent.*` this runtime speaks.
 const AGENT_CONTRACT: u32 = 1;
@@ -63,10 +63,10 @@ fn environment(spec: &BoxSpec) -> Result<Env, Invalid> {
     Ok(env)
 }
 
-pub(super) struct Body {
+pub(super) struct Instance {
     pub(super) shared: Arc<Shared>,
-    pub(super) card: Arc<Card>,
-    pub(super) living: Option<Living>,
+    pub(super) entry: Arc<BoxEntry>,
+    pub(super) living: Option<RunningBox>,
     /// A box that is being made or ended, so that it is stopped even if nobody waits for that any
     /// more.
     unstopped: Option<(Arc<dyn Backend>, Uuid)>,
@@ -75,14 +75,14 @@ pub(super) struct Body {
 }
 
 /// A box that runs.
-pub(crate) struct Living {
+pub(crate) struct RunningBox {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) id: Uuid,
     pub(super) agent: Session,
-    pub(super) spool: Option<Spool>,
+    pub(super) spool: Option<ShmPool>,
     /// Whether the agent can move files through slots; one of an older make cannot.
     spools_files: bool,
-    pub(super) trail: Trail,
+    pub(super) audit: Audit,
     /// The commands it had when it was met.
     earlier: Earlier,
     /// Told once the command has ended that the box ends with.
@@ -92,12 +92,12 @@ pub(crate) struct Living {
     boot: Uuid,
 }
 
-impl Living {
+impl RunningBox {
     /// Hears the agent of a box; `health` is what it is told.
     pub(crate) async fn meet(
         shared: &Shared,
         (backend, id): (&Arc<dyn Backend>, Uuid),
-        (connection, spool): (Box<dyn Connection>, Option<Spool>),
+        (connection, spool): (Box<dyn Connection>, Option<ShmPool>),
         health: &AgentHealthParams,
     ) -> Result<Self, BoxError> {
         let mut limits = Limits::in_process();
@@ -134,7 +134,7 @@ impl Living {
             agent,
             spool,
             spools_files,
-            trail: Trail::default(),
+            audit: Audit::default(),
             earlier,
             over: Arc::default(),
             execs: 0,
@@ -171,11 +171,11 @@ pub(super) enum NotReady {
     Failed(BoxError),
 }
 
-impl Body {
-    pub(super) fn new(shared: Arc<Shared>, card: Arc<Card>) -> Self {
+impl Instance {
+    pub(super) fn new(shared: Arc<Shared>, entry: Arc<BoxEntry>) -> Self {
         Self {
             shared,
-            card,
+            entry,
             living: None,
             unstopped: None,
             coming: None,
@@ -183,7 +183,7 @@ impl Body {
     }
 
     /// This is the box, which was adopted.
-    pub(super) fn is_in(&mut self, living: Living) {
+    pub(super) fn is_in(&mut self, living: RunningBox) {
         (self.coming, self.unstopped) = (None, None);
         self.living = Some(living);
         self.open_door();
@@ -202,8 +202,8 @@ impl Body {
     }
 
     /// Whether this call needs an agent that does not answer. A delete that waits for nothing does not.
-    pub(super) fn is_out_of_reach(&self, work: &Work) -> bool {
-        let forced = matches!(work, Work::Delete(delete) if delete.force);
+    pub(super) fn is_out_of_reach(&self, work: &Request) -> bool {
+        let forced = matches!(work, Request::Delete(delete) if delete.force);
         self.coming.is_some() && !forced
     }
 
@@ -214,25 +214,25 @@ impl Body {
                 backend: Arc::clone(&living.backend),
                 id: living.id,
             };
-            self.card.door.open(Agent {
+            self.entry.access.open(Agent {
                 peer: living.agent.peer(),
                 spool: living.spool.clone(),
                 spools_files: living.spools_files,
                 place,
-                trail: living.trail.clone(),
+                audit: living.audit.clone(),
             });
             let agent = living.agent.peer();
-            living.trail.resume(living.earlier, &agent, &self.card);
+            living.audit.resume(living.earlier, &agent, &self.entry);
         }
     }
 
-    /// Keeps what is on the card with the box, for a later process. What cannot be kept now is tried again, and the card says so
+    /// Keeps what is on the entry with the box, for a later process. What cannot be kept now is tried again, and the entry says so
     /// meanwhile.
     pub(super) async fn keep(&self) {
-        self.card.changed();
-        if self.card.kept().await.is_err() {
+        self.entry.changed();
+        if self.entry.kept().await.is_err() {
             let without = "without a record of what has changed";
-            self.shared.events.tell(&self.card, "degraded", without);
+            self.shared.events.tell(&self.entry, "degraded", without);
         }
     }
 
@@ -255,10 +255,10 @@ impl Body {
         if self.living.is_some() && !self.is_alive().await {
             let why = self.why_gone();
             let why = why.as_ref().map_or("its agent is gone", BoxError::message);
-            let (owner, box_id) = (&self.card.owner, &self.card.spec.box_id);
+            let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
             tracing::warn!(%owner, %box_id, why, "the box is dead; making another");
-            self.shared.events.tell(&self.card, "failed", why);
-            self.shared.ends.ended(&self.card, why);
+            self.shared.events.tell(&self.entry, "failed", why);
+            self.shared.ends.ended(&self.entry, why);
             let _ = self.stop().await;
         }
         if self.living.is_none() {
@@ -300,14 +300,14 @@ impl Body {
 
     /// Resolves when the agent is gone, which it is not supposed to be, or the command is that the box ends with; of a box that
     /// was not reached yet, when that is decided.
-    pub(super) async fn ended(&mut self) -> Rested {
+    pub(super) async fn ended(&mut self) -> Wakeup {
         if let Some(coming) = &mut self.coming {
             let coming = coming.get_mut().unwrap_or_else(PoisonError::into_inner);
             return match coming.await {
-                Ok(living) => Rested::Reached(living),
+                Ok(living) => Wakeup::Reached(living),
                 Err(gone) => {
                     (self.coming, self.unstopped) = (None, None);
-                    Rested::Broken(gone.to_owned())
+                    Wakeup::Broken(gone.to_owned())
                 }
             };
         }
@@ -316,8 +316,8 @@ impl Body {
         };
         tokio::select! {
             biased;
-            why = living.agent.closed() => Rested::Broken(format!("the box's agent is gone: {why}")),
-            () = living.over.notified() => Rested::Over(Over::Done),
+            why = living.agent.closed() => Wakeup::Broken(format!("the box's agent is gone: {why}")),
+            () = living.over.notified() => Wakeup::EndReason(EndReason::Done),
         }
     }
 
@@ -330,7 +330,7 @@ impl Body {
         // A box made again is what it was when it was made first, but for its mounts: only those of this
         // call have been decided on just now.
         let remade = again.then(|| {
-            let mut spec = self.card.spec.clone();
+            let mut spec = self.entry.spec.clone();
             spec.extra_mounts.clone_from(&asked.extra_mounts);
             spec
         });
@@ -353,7 +353,7 @@ impl Body {
         }
         let now = UnixMs::now();
         {
-            let mut live = self.card.live();
+            let mut live = self.entry.live();
             live.state = BoxState::Running;
             live.backend_id = started.0;
             live.facts = started.1;
@@ -361,25 +361,25 @@ impl Body {
             live.created_at = now;
         }
         // A box without a record is one that nobody would know again.
-        self.card.changed();
-        if let Err(error) = self.card.kept().await {
+        self.entry.changed();
+        if let Err(error) = self.entry.kept().await {
             let _ = self.stop().await;
             return Err(error);
         }
-        let degraded = self.card.live().facts.degraded.join(", ");
-        self.shared.events.tell(&self.card, "started", "");
+        let degraded = self.entry.live().facts.degraded.join(", ");
+        self.shared.events.tell(&self.entry, "started", "");
         if !degraded.is_empty() {
             let less = format!("without {degraded}");
-            self.shared.events.tell(&self.card, "degraded", &less);
+            self.shared.events.tell(&self.entry, "degraded", &less);
         }
         self.open_door();
         Ok(())
     }
 
-    /// Notes on the card that this backend starts the box. Whether there was one before.
+    /// Notes on the entry that this backend starts the box. Whether there was one before.
     fn announce(&self, backend: &Arc<dyn Backend>) -> bool {
-        self.card.door.opening();
-        let mut live = self.card.live();
+        self.entry.access.opening();
+        let mut live = self.entry.live();
         let again = !live.backend_name.is_empty();
         live.state = BoxState::Starting;
         live.reason = None;
@@ -393,14 +393,14 @@ impl Body {
         backend: &Arc<dyn Backend>,
         id: Uuid,
         spec: &BoxSpec,
-    ) -> Result<(Living, (String, crate::Facts)), BoxError> {
+    ) -> Result<(RunningBox, (String, crate::Facts)), BoxError> {
         let StartedBox {
             backend_id,
             connection,
             facts,
             spool,
         } = backend.start(StartRequest::new(id, spec)).await?;
-        let defaults = self.card.live().defaults.clone();
+        let defaults = self.entry.live().defaults.clone();
         let health = AgentHealthParams {
             env: Some(environment(spec)?),
             cwd: defaults
@@ -409,13 +409,13 @@ impl Body {
             file_bytes: spec.file_bytes(),
         };
         let way = (connection, spool);
-        let living = Living::meet(&self.shared, (backend, id), way, &health).await?;
+        let living = RunningBox::meet(&self.shared, (backend, id), way, &health).await?;
         let mounts = Mounts {
             asked: mounted(&spec.extra_mounts).cloned().collect(),
             added: Vec::new(),
         };
         let backend = Arc::clone(backend);
-        self.card.is_at(Place { backend, id }, mounts)?;
+        self.entry.is_at(Place { backend, id }, mounts)?;
         Ok((living, (backend_id, facts)))
     }
 
@@ -433,7 +433,7 @@ impl Body {
         };
         let peer = living.agent.peer();
         // No answer tells its end.
-        living.trail.expect(&peer, &self.card);
+        living.audit.expect(&peer, &self.entry);
         let killed = peer.call::<AgentKill>(&params);
         match timeout(self.shared.config.stop_timeout, killed).await {
             Ok(Ok(_)) => Ok(()),
@@ -445,10 +445,10 @@ impl Body {
 
     /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.
     pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
-        self.card.is_gone();
+        self.entry.is_gone();
         self.coming = None;
         if let Some(living) = self.living.take() {
-            self.card.door.shut(ended());
+            self.entry.access.shut(ended());
             living.agent.cut();
             self.unstopped = Some((living.backend, living.id));
         }
@@ -461,7 +461,7 @@ impl Body {
             self.unstopped = None;
             let stopped = stopped.and_then(|stopped| stopped);
             if let Err(error) = &stopped {
-                let (owner, box_id) = (&self.card.owner, &self.card.spec.box_id);
+                let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
                 tracing::error!(%owner, %box_id, box_id = %id, %error, "the box was not stopped");
             }
             stopped

@@ -12,14 +12,14 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::agents_error;
-use super::body::Body;
+use super::instance::Instance;
 use crate::env_file::environment;
 use crate::start::directory;
 
 /// The id of that command.
 const ID: &str = "main";
 
-impl Body {
+impl Instance {
     /// Starts it, if the spec has one, within the time that a start has. A box whose command cannot be started is of no use.
     pub(super) async fn enter_main(&self) -> Result<(), BoxError> {
         let limit = self.shared.config.start_timeout;
@@ -33,12 +33,12 @@ impl Body {
     }
 
     async fn enter_main_at_leisure(&self) -> Result<(), BoxError> {
-        let spec = &self.card.spec;
+        let spec = &self.entry.spec;
         let (Some(main), Some(living)) = (&spec.main, &self.living) else {
             return Ok(());
         };
         let agent = living.agent.peer();
-        let defaults = self.card.live().defaults.as_deref().cloned();
+        let defaults = self.entry.live().defaults.as_deref().cloned();
         let defaults = defaults.unwrap_or_default();
         let env = environment(&agent, &spec.box_id, &defaults, Env::new()).await?;
         let cwd = directory(None, defaults.cwd, spec);
@@ -53,12 +53,12 @@ impl Body {
             role: Role::Main,
             ..AgentStartParams::new(CommandId::new(ID)?, program, cwd)
         };
-        let (trail, owner) = (&living.trail, &self.card.owner);
-        trail.started(owner, &asked, &agent, &self.card);
+        let (audit, owner) = (&living.audit, &self.entry.owner);
+        audit.started(owner, &asked, &agent, &self.entry);
         let started = agent.call::<AgentStart>(&asked).await;
         let started = started.map_err(agents_error);
         started
-            .inspect_err(|error| trail.not_started(&asked.command_id, Some(error), &self.card))?;
+            .inspect_err(|error| audit.not_started(&asked.command_id, Some(error), &self.entry))?;
         self.watch_main();
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Body {
     pub(super) fn watch_main(&self) {
         let ends_box = |main: &box_protocol::Main| main.ends_box;
         if let Some(living) = &self.living
-            && self.card.spec.main.as_ref().is_some_and(ends_box)
+            && self.entry.spec.main.as_ref().is_some_and(ends_box)
         {
             let (agent, over) = (living.agent.peer(), Arc::clone(&living.over));
             tokio::spawn(async move { watch(&agent, &over).await });

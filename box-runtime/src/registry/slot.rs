@@ -5,21 +5,21 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use crate::card::Card;
-use crate::session::{Work, queue_full};
+use crate::box_actor::entry::BoxEntry;
+use crate::box_actor::{Request, queue_full};
 
-pub(super) struct Entry {
-    pub(super) card: Arc<Card>,
+pub(super) struct Slot {
+    pub(super) entry: Arc<BoxEntry>,
     /// The only sender: letting go of it ends the session.
-    pub(super) mailbox: Option<mpsc::Sender<Work>>,
+    pub(super) mailbox: Option<mpsc::Sender<Request>>,
     /// Calls that came after the session had stopped listening.
-    pub(super) waiting: Vec<Work>,
+    pub(super) waiting: Vec<Request>,
     pub(super) task: AbortHandle,
 }
 
-impl Entry {
+impl Slot {
     /// Hands a call over without waiting.
-    pub(super) fn give(&mut self, work: Work, limit: usize) {
+    pub(super) fn give(&mut self, work: Request, limit: usize) {
         let work = match &self.mailbox {
             None => work,
             Some(mailbox) => match mailbox.try_send(work) {

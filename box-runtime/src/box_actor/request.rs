@@ -12,7 +12,7 @@ use crate::exec::Turn;
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, BoxError>>;
 
 /// A call on its way to a session. Two words, so that a mailbox is small.
-pub(crate) enum Work {
+pub(crate) enum Request {
     Exec(Box<Exec>),
     Create(Box<Create>),
     Delete(Box<Delete>),
@@ -59,7 +59,7 @@ pub(crate) struct Mount {
     pub(crate) reply: Reply<()>,
 }
 
-impl Work {
+impl Request {
     /// The session it is for, and who asks.
     pub(crate) fn subject(&self) -> (&BoxId, &Caller) {
         match self {

@@ -3,23 +3,23 @@
 use box_protocol::error::{Detail, Ended, Subject, with_end};
 use box_protocol::{BoxError, BoxId};
 
-use super::front::Over;
+use super::queue::EndReason;
 
-impl Over {
+impl EndReason {
     /// The error of a call whose box ends with this.
     pub(super) fn reason(&self, box_id: &BoxId) -> BoxError {
         ended_as(self.into(), box_id)
     }
 }
 
-impl From<&Over> for Ended {
-    fn from(over: &Over) -> Self {
+impl From<&EndReason> for Ended {
+    fn from(over: &EndReason) -> Self {
         match over {
-            Over::Deleted(_) => Self::Deleted,
-            Over::Expired => Self::Expired,
-            Over::Idle => Self::Idle,
-            Over::Done => Self::Main,
-            Over::Closed => Self::Shutdown,
+            EndReason::Deleted(_) => Self::Deleted,
+            EndReason::Expired => Self::Expired,
+            EndReason::Idle => Self::Idle,
+            EndReason::Done => Self::Main,
+            EndReason::Closed => Self::Shutdown,
         }
     }
 }

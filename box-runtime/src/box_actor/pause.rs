@@ -8,11 +8,11 @@ use box_protocol::{Access, BoxError, BoxState, OnIdle};
 use box_rpc::Empty;
 use tokio::time::timeout;
 
-use super::body::{Body, Living};
-use super::front::During;
-use super::work::{Transition, Work};
+use super::instance::{Instance, RunningBox};
+use super::queue::JobOutcome;
+use super::request::{Request, Transition};
 use super::{Actor, Next, Unready, agents_error};
-use crate::door::Door;
+use crate::box_actor::agent_access::AgentAccess;
 
 /// How long whoever is inside a box that is being stopped has to leave before the box is cleared again: a call that was under
 /// way may have started something.
@@ -26,40 +26,40 @@ impl Actor {
     pub(super) async fn transition(&mut self, asked: Box<Transition>) -> Next {
         match Box::pin(self.move_to(asked.to)).await {
             Ok(changed) => {
-                let info = self.card.info(&asked.caller);
+                let info = self.entry.info(&asked.caller);
                 let _ = asked.reply.send(Ok(BoxTransitionResult { info, changed }));
                 Next::GoOn
             }
-            Err(why) => Box::pin(self.unready(Work::Transition(asked), why)).await,
+            Err(why) => Box::pin(self.unready(Request::Transition(asked), why)).await,
         }
     }
 
     /// Sees to it that the box is not paused; refused unless it may be woken.
     pub(super) async fn wake(&mut self) -> Result<(), Unready> {
-        match self.card.access() {
+        match self.entry.access() {
             Access::WakeFirst => self.move_to(TargetState::Running).await.map(drop),
-            _ => self.card.is_awake().map_err(Unready::Refused),
+            _ => self.entry.is_awake().map_err(Unready::Refused),
         }
     }
 
     /// Whether the box was somewhere else before.
     async fn move_to(&mut self, to: TargetState) -> Result<bool, Unready> {
-        let happened = match self.front.during(self.body.move_to(to)).await {
-            During::Done(Ok(Some(happened))) => happened,
-            During::Done(Ok(None)) => return Ok(false),
-            During::Done(Err(error)) => return Err(Unready::Refused(error)),
-            During::Over(over) => return Err(Unready::Over(over)),
+        let happened = match self.queue.during(self.instance.move_to(to)).await {
+            JobOutcome::Done(Ok(Some(happened))) => happened,
+            JobOutcome::Done(Ok(None)) => return Ok(false),
+            JobOutcome::Done(Err(error)) => return Err(Unready::Refused(error)),
+            JobOutcome::EndReason(over) => return Err(Unready::EndReason(over)),
         };
         self.tell(happened, "");
         // In each state a box has another end for want of use, and one that goes on is in use.
-        self.front.used();
-        self.front.set_clock();
+        self.queue.used();
+        self.queue.set_clock();
         Ok(true)
     }
 
     /// Whether a box that nobody uses is stopped instead of deleted, and is not stopped yet.
     pub(super) fn stops_when_idle(&self) -> bool {
-        let live = self.card.live();
+        let live = self.entry.live();
         let stops = |lifetime: &box_protocol::Lifetime| lifetime.on_idle == OnIdle::Stop;
         live.state == BoxState::Running && live.lifetime.as_deref().is_some_and(stops)
     }
@@ -68,23 +68,23 @@ impl Actor {
     pub(super) async fn stop_idle(&mut self) -> Next {
         match self.move_to(TargetState::Stopped).await {
             Ok(_) => Next::GoOn,
-            Err(Unready::Over(over)) => Box::pin(self.over(over)).await,
+            Err(Unready::EndReason(over)) => Box::pin(self.over(over)).await,
             Err(Unready::Refused(error) | Unready::Failed(error)) => {
-                let (owner, box_id) = (&self.card.owner, &self.card.spec.box_id);
+                let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
                 tracing::warn!(%owner, %box_id, %error, "an idle box cannot be stopped yet");
                 self.tell("unstopped", error.message());
                 // It was to keep its files, so it goes on; the next try is as far away as this one was.
-                self.front.used();
+                self.queue.used();
                 Next::GoOn
             }
         }
     }
 }
 
-impl Body {
+impl Instance {
     /// What happened to the box; nothing if it is there already.
     async fn move_to(&mut self, to: TargetState) -> Result<Option<&'static str>, BoxError> {
-        let state = self.card.live().state;
+        let state = self.entry.live().state;
         let living = self.living.as_ref().ok_or_else(|| self.unmoved(state))?;
         let config = &self.shared.config;
         let (then, happened) = match (state, to) {
@@ -101,12 +101,12 @@ impl Body {
             }
             (BoxState::Running | BoxState::Paused, TargetState::Stopped) => {
                 // From here on nobody comes in.
-                self.card.live().state = BoxState::Stopped;
+                self.entry.live().state = BoxState::Stopped;
                 if state == BoxState::Paused {
                     let resumed = living.freeze(config.probe_timeout, false).await;
                     resumed.inspect_err(|_| self.stays(state))?;
                 }
-                let clearing = timeout(config.stop_timeout, living.clear(&self.card.door));
+                let clearing = timeout(config.stop_timeout, living.clear(&self.entry.access));
                 let cleared = clearing
                     .await
                     .unwrap_or_else(|_| Err(BoxError::timeout("the box was not stopped in time")));
@@ -119,19 +119,19 @@ impl Body {
             }
             _ => return Err(self.unmoved(state)),
         };
-        self.card.live().state = then;
+        self.entry.live().state = then;
         self.keep().await;
         Ok(Some(happened))
     }
 
     /// It did not come to a stop. Somebody may have kept meanwhile that it had.
     fn stays(&self, state: BoxState) {
-        self.card.live().state = state;
-        self.card.changed();
+        self.entry.live().state = state;
+        self.entry.changed();
     }
 
     fn unmoved(&self, from: BoxState) -> BoxError {
-        let id = &self.card.spec.box_id;
+        let id = &self.entry.spec.box_id;
         let from = match from {
             BoxState::Stopped => "stopped",
             _ => "neither running nor paused",
@@ -140,17 +140,17 @@ impl Body {
     }
 }
 
-impl Living {
+impl RunningBox {
     /// Ends everything in it but its agent, also what calls that are inside have just started.
-    async fn clear(&self, door: &Door) -> Result<(), BoxError> {
+    async fn clear(&self, access: &AgentAccess) -> Result<(), BoxError> {
         let agent = self.agent.peer();
         for _ in 0..ROUNDS {
             let cleared = agent.call::<AgentClear>(&Empty {}).await;
             cleared.map_err(agents_error)?;
-            if door.is_unused() {
+            if access.is_unused() {
                 break;
             }
-            let _ = timeout(LEAVING, door.unused()).await;
+            let _ = timeout(LEAVING, access.unused()).await;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The door to what is inside a box: calls that overlap with execs and with each other go through it, straight to the box's
+//! The access to what is inside a box: calls that overlap with execs and with each other go through it, straight to the box's
 //! agent. Whoever is inside keeps the box in use.
 
 use std::fmt;
@@ -12,9 +12,9 @@ use box_rpc::Peer;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::card::{Card, Place};
-use crate::spool::{Slot, Spool};
-use crate::trail::Trail;
+use crate::audit::Audit;
+use crate::box_actor::entry::{BoxEntry, Place};
+use crate::shm::{ShmPool, ShmSlot};
 use box_rpc::Caller;
 
 /// Calls that may be inside one box at once. Less than an agent takes, so that an exec always finds room.
@@ -32,10 +32,10 @@ const WHY: Duration = Duration::from_secs(5);
 /// What bytes are counted in.
 const PORTION: usize = 1024;
 
-/// The door of one session; opened and shut by its actor.
-pub(crate) struct Door {
+/// The access of one session; opened and shut by its actor.
+pub(crate) struct AgentAccess {
     state: watch::Sender<State>,
-    inside: Semaphore,
+    lease: Semaphore,
     ahead: Semaphore,
     received: AtomicU64,
     sent: AtomicU64,
@@ -61,11 +61,11 @@ impl State {
 #[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) peer: Peer,
-    pub(crate) spool: Option<Spool>,
+    pub(crate) spool: Option<ShmPool>,
     /// Whether it can move files through slots.
     pub(crate) spools_files: bool,
     pub(crate) place: Place,
-    pub(crate) trail: Trail,
+    pub(crate) audit: Audit,
 }
 
 enum Way {
@@ -76,7 +76,7 @@ enum Way {
     Shut(BoxError),
 }
 
-impl Door {
+impl AgentAccess {
     pub(crate) fn new() -> Self {
         let state = State {
             way: Way::Opening,
@@ -86,7 +86,7 @@ impl Door {
         };
         Self {
             state: watch::Sender::new(state),
-            inside: Semaphore::new(BYTES_INSIDE / PORTION),
+            lease: Semaphore::new(BYTES_INSIDE / PORTION),
             ahead: Semaphore::new(BYTES_AHEAD / PORTION),
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
@@ -115,7 +115,7 @@ impl Door {
         });
     }
 
-    /// Shuts it unless somebody is inside. Whether it is shut: nobody can come in between the look and the deed.
+    /// Shuts it unless somebody is lease. Whether it is shut: nobody can come in between the look and the deed.
     pub(crate) fn shut_if_unused(&self, reason: BoxError) -> bool {
         let mut unused = false;
         self.state.send_modify(|state| {
@@ -141,16 +141,16 @@ impl Door {
             Way::Open(agent) => !agent.peer.is_closed(),
             Way::Opening | Way::Shut(_) => true,
         };
-        let mut door = self.state.subscribe();
-        let _ = timeout(WHY, door.wait_for(is_over)).await;
+        let mut access = self.state.subscribe();
+        let _ = timeout(WHY, access.wait_for(is_over)).await;
         self.why_shut().unwrap_or_else(ended)
     }
 
     /// Returns once no box is being made.
     async fn decided(&self) {
-        let mut door = self.state.subscribe();
+        let mut access = self.state.subscribe();
         // The sender is `self`, so it cannot be gone.
-        let _ = door
+        let _ = access
             .wait_for(|state| !matches!(state.way, Way::Opening))
             .await;
     }
@@ -160,7 +160,7 @@ impl Door {
         self.state.borrow().used
     }
 
-    /// Whether nobody is inside.
+    /// Whether nobody is lease.
     pub(crate) fn is_unused(&self) -> bool {
         self.state.borrow().calls == 0
     }
@@ -171,7 +171,7 @@ impl Door {
         (load(&self.received), load(&self.sent))
     }
 
-    /// Returns once nobody is inside.
+    /// Returns once nobody is lease.
     pub(crate) async fn unused(&self) {
         // The sender is `self`, so it cannot be gone.
         let _ = self
@@ -183,69 +183,69 @@ impl Door {
 }
 
 /// A call inside a box. The box counts as used until it is dropped, unless the call only looks.
-pub struct Inside {
-    card: Arc<Card>,
+pub struct AgentLease {
+    entry: Arc<BoxEntry>,
     purpose: Purpose,
     caller: Arc<str>,
     pub(crate) agent: Peer,
-    trail: Trail,
-    spool: Option<Spool>,
+    audit: Audit,
+    spool: Option<ShmPool>,
     spools_files: bool,
 }
 
-/// What a call does inside.
+/// What a call does lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// It uses the box, which must run.
     Use,
-    /// The same, for the one exec that runs. The actor of the box counts it, so the door does not, and no limit holds.
+    /// The same, for the one exec that runs. The actor of the box counts it, so the access does not, and no limit holds.
     Exec,
     /// It asks the agent what it knows. That is no use of the box, which may be stopped.
     Look,
 }
 
-impl fmt::Debug for Inside {
+impl fmt::Debug for AgentLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inside").finish_non_exhaustive()
+        f.debug_struct("AgentLease").finish_non_exhaustive()
     }
 }
 
-impl Inside {
+impl AgentLease {
     /// Goes in once the box is there.
     pub(crate) async fn enter(
-        card: Arc<Card>,
+        entry: Arc<BoxEntry>,
         caller: &Caller,
         purpose: Purpose,
     ) -> Result<Self, BoxError> {
         loop {
-            card.door.decided().await;
-            if let Some(inside) = Self::now(&card, caller, purpose)? {
-                return Ok(inside);
+            entry.access.decided().await;
+            if let Some(lease) = Self::now(&entry, caller, purpose)? {
+                return Ok(lease);
             }
         }
     }
 
     /// Goes in if the box is there; nothing if it is being made.
     pub(crate) fn now(
-        card: &Arc<Card>,
+        entry: &Arc<BoxEntry>,
         caller: &Caller,
         purpose: Purpose,
     ) -> Result<Option<Self>, BoxError> {
-        Ok(card.come_in(purpose)?.map(|agent| Self {
-            card: Arc::clone(card),
+        Ok(entry.come_in(purpose)?.map(|agent| Self {
+            entry: Arc::clone(entry),
             purpose,
             caller: caller.name(),
             agent: agent.peer,
-            trail: agent.trail,
+            audit: agent.audit,
             spool: agent.spool,
             spools_files: agent.spools_files,
         }))
     }
 }
 
-impl Inside {
-    pub(crate) fn card(&self) -> &Arc<Card> {
-        &self.card
+impl AgentLease {
+    pub(crate) fn entry(&self) -> &Arc<BoxEntry> {
+        &self.entry
     }
 
     /// Who came in.
@@ -253,8 +253,8 @@ impl Inside {
         &self.caller
     }
 
-    pub(crate) fn trail(&self) -> &Trail {
-        &self.trail
+    pub(crate) fn audit(&self) -> &Audit {
+        &self.audit
     }
 
     /// The outcome of what was asked of the agent: if the agent is gone, the reason why the box has ended.
@@ -264,7 +264,7 @@ impl Inside {
     ) -> Result<T, BoxError> {
         match work.await {
             Err(error) if error.code() == Code::Unavailable && self.agent.is_closed() => {
-                Err(self.card.door.why_gone().await)
+                Err(self.entry.access.why_gone().await)
             }
             outcome => outcome,
         }
@@ -272,17 +272,17 @@ impl Inside {
 
     /// What the box was made to.
     pub(crate) fn spec(&self) -> &BoxSpec {
-        &self.card.spec
+        &self.entry.spec
     }
 
     /// What its commands find unless they say otherwise.
     pub(crate) fn defaults(&self) -> Option<Defaults> {
-        self.card.live().defaults.as_deref().cloned()
+        self.entry.live().defaults.as_deref().cloned()
     }
 
     /// Room for the bytes that a call carries; refused if others carry too many.
     pub(crate) fn carry(&self, bytes: usize) -> Result<SemaphorePermit<'_>, BoxError> {
-        let room = self.card.door.inside.try_acquire_many(portions(bytes));
+        let room = self.entry.access.lease.try_acquire_many(portions(bytes));
         room.map_err(|_| {
             let what = "bytes of calls inside one box";
             BoxError::limit(Code::Overloaded, what, "bytes_inside", BYTES_INSIDE)
@@ -293,39 +293,39 @@ impl Inside {
     pub(crate) async fn go_ahead(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
         let portions = portions(bytes.min(BYTES_AHEAD));
         // It is never closed.
-        self.card.door.ahead.acquire_many(portions).await.ok()
+        self.entry.access.ahead.acquire_many(portions).await.ok()
     }
 
     /// So many bytes have come into the box over a port.
     pub(crate) fn has_received(&self, bytes: usize) {
-        let received = &self.card.door.received;
+        let received = &self.entry.access.received;
         received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// So many have left it.
     pub(crate) fn has_sent(&self, bytes: usize) {
-        let sent = &self.card.door.sent;
+        let sent = &self.entry.access.sent;
         sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// The slots for files, if there are any and the agent can use them.
-    pub(crate) fn file_slots(&self) -> Option<&Spool> {
+    pub(crate) fn file_slots(&self) -> Option<&ShmPool> {
         self.spool.as_ref().filter(|_| self.spools_files)
     }
 
     /// A slot for much output, if there is one left.
-    pub(crate) fn slot(&self) -> Option<Slot> {
-        self.spool.as_ref().and_then(Spool::to_read)
+    pub(crate) fn slot(&self) -> Option<ShmSlot> {
+        self.spool.as_ref().and_then(ShmPool::to_read)
     }
 }
 
-impl Drop for Inside {
+impl Drop for AgentLease {
     fn drop(&mut self) {
         let purpose = self.purpose;
         if purpose == Purpose::Exec {
             return;
         }
-        self.card.door.state.send_modify(|state| match purpose {
+        self.entry.access.state.send_modify(|state| match purpose {
             Purpose::Use => {
                 state.calls -= 1;
                 state.used = Instant::now();
@@ -334,18 +334,18 @@ impl Drop for Inside {
             Purpose::Exec => {}
         });
         if purpose == Purpose::Use {
-            self.card.touch();
+            self.entry.touch();
         }
     }
 }
 
-impl Card {
+impl BoxEntry {
     /// Where the box is, and its agent, once it is there. To look at it is not to use it.
     pub(crate) async fn place(&self) -> Result<(Place, Peer), BoxError> {
         loop {
-            self.door.decided().await;
+            self.access.decided().await;
             self.is_awake()?;
-            match &self.door.state.borrow().way {
+            match &self.access.state.borrow().way {
                 Way::Opening => {}
                 Way::Open(agent) => return Ok((agent.place.clone(), agent.peer.clone())),
                 Way::Shut(reason) => return Err(reason.clone()),
@@ -372,20 +372,20 @@ impl Card {
         }
     }
 
-    /// The agent, if the door is open; nothing if it has just begun to be opened again.
+    /// The agent, if the access is open; nothing if it has just begun to be opened again.
     fn come_in(&self, purpose: Purpose) -> Result<Option<Agent>, BoxError> {
         if purpose != Purpose::Look || self.live().state != BoxState::Stopped {
             self.is_awake()?;
         }
         if purpose == Purpose::Exec {
-            return match &self.door.state.borrow().way {
+            return match &self.access.state.borrow().way {
                 Way::Opening => Ok(None),
                 Way::Shut(reason) => Err(reason.clone()),
                 Way::Open(agent) => Ok(Some(agent.clone())),
             };
         }
         let mut met = Ok(None);
-        self.door.state.send_modify(|state| {
+        self.access.state.send_modify(|state| {
             met = match &state.way {
                 Way::Opening => Ok(None),
                 Way::Shut(reason) => Err(reason.clone()),
@@ -438,16 +438,16 @@ mod tests {
 
     #[test]
     fn an_end_stands_over_a_reason_that_is_none() {
-        let door = Door::new();
-        let why = || door.why_shut().unwrap();
-        door.shut(BoxError::unavailable("does not answer"));
-        door.shut(BoxError::unavailable("later"));
+        let access = AgentAccess::new();
+        let why = || access.why_shut().unwrap();
+        access.shut(BoxError::unavailable("does not answer"));
+        access.shut(BoxError::unavailable("later"));
         assert_eq!(why().message(), "does not answer");
-        door.shut(ended());
+        access.shut(ended());
         assert_eq!(why().message(), "the box has ended");
         let later = with_end(BoxError::conflict("was deleted"), Ended::Deleted);
-        door.shut(later);
-        door.shut(BoxError::unavailable("later"));
+        access.shut(later);
+        access.shut(BoxError::unavailable("later"));
         assert_eq!(why().message(), "the box has ended");
     }
 }

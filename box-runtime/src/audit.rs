@@ -1,4 +1,4 @@
-//! The trail of commands, for whoever keeps the log: a line when one is started and a line when it has ended, whether anybody
+//! The audit of commands, for whoever keeps the log: a line when one is started and a line when it has ended, whether anybody
 //! reads it or not, and whether a server ran when it did. No texts, no values of variables.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use box_protocol::actions::{
 use box_protocol::{BoxError, CommandId};
 use box_rpc::Peer;
 
-use crate::card::Card;
+use crate::box_actor::entry::BoxEntry;
 
 /// Ends that an agent is believed to have from the time before it was met: more than one can keep.
 const EARLIER_MAX: u64 = 4096;
@@ -21,7 +21,7 @@ const REBUKE: Duration = Duration::from_secs(1);
 
 /// What is heard of the commands of one box, as long as its agent lives.
 #[derive(Clone, Default)]
-pub(crate) struct Trail(Arc<Heard>);
+pub(crate) struct Audit(Arc<Heard>);
 
 #[derive(Default)]
 struct Heard {
@@ -48,13 +48,13 @@ impl Earlier {
     }
 }
 
-impl Trail {
+impl Audit {
     /// Listens to the ends of commands that an earlier runtime has started.
-    pub(crate) fn resume(&self, earlier: Earlier, agent: &Peer, card: &Arc<Card>) {
+    pub(crate) fn resume(&self, earlier: Earlier, agent: &Peer, entry: &Arc<BoxEntry>) {
         let Earlier { open, unheard } = earlier;
         if open + unheard > 0 && !self.0.listening.load(Ordering::Relaxed) {
             self.0.open.fetch_add(open + unheard, Ordering::Relaxed);
-            self.listen(unheard, agent, card);
+            self.listen(unheard, agent, entry);
         }
     }
 
@@ -64,27 +64,27 @@ impl Trail {
         caller: &str,
         asked: &AgentStartParams,
         agent: &Peer,
-        card: &Arc<Card>,
+        entry: &Arc<BoxEntry>,
     ) {
         tracing::info!(
             target: "box_runtime::audit",
             caller,
-            owner = &*card.owner,
-            box_id = card.spec.box_id.as_str(),
+            owner = &*entry.owner,
+            box_id = entry.spec.box_id.as_str(),
             command_id = asked.command_id.as_str(),
             role = ?asked.role,
             "started"
         );
-        self.expect(agent, card);
+        self.expect(agent, entry);
     }
 
     /// Notes that a command was not started after all: it was refused, or was there already.
-    pub(crate) fn not_started(&self, id: &CommandId, why: Option<&BoxError>, card: &Card) {
+    pub(crate) fn not_started(&self, id: &CommandId, why: Option<&BoxError>, entry: &BoxEntry) {
         self.takes();
         tracing::info!(
             target: "box_runtime::audit",
-            owner = &*card.owner,
-            box_id = card.spec.box_id.as_str(),
+            owner = &*entry.owner,
+            box_id = entry.spec.box_id.as_str(),
             command_id = id.as_str(),
             code = why.map(|why| why.code().as_str()),
             "{}", if why.is_some() { "not started" } else { "was there already" }
@@ -92,15 +92,15 @@ impl Trail {
     }
 
     /// One more end is to be heard of.
-    pub(crate) fn expect(&self, agent: &Peer, card: &Arc<Card>) {
+    pub(crate) fn expect(&self, agent: &Peer, entry: &Arc<BoxEntry>) {
         self.0.open.fetch_add(1, Ordering::Relaxed);
-        self.listen(0, agent, card);
+        self.listen(0, agent, entry);
     }
 
-    fn listen(&self, unheard: u64, agent: &Peer, card: &Arc<Card>) {
+    fn listen(&self, unheard: u64, agent: &Peer, entry: &Arc<BoxEntry>) {
         if !self.0.listening.swap(true, Ordering::Relaxed) {
-            let (agent, card) = (agent.clone(), Arc::clone(card));
-            tokio::spawn(hear(self.clone(), unheard, agent, card));
+            let (agent, entry) = (agent.clone(), Arc::clone(entry));
+            tokio::spawn(hear(self.clone(), unheard, agent, entry));
         }
     }
 
@@ -115,28 +115,28 @@ impl Trail {
 
 /// Hears of one end after the other, of which the first so many came before the agent was met. The next question says what was
 /// heard, so that what is written here is not told again; a process that is killed in between leaves it to the next to write again.
-async fn hear(trail: Trail, mut unheard: u64, agent: Peer, card: Arc<Card>) {
+async fn hear(audit: Audit, mut unheard: u64, agent: Peer, entry: Arc<BoxEntry>) {
     let mut asked = AgentEndsParams::default();
     let mut met = false;
     while let Ok(told) = agent.call::<AgentEnds>(&asked).await {
         let next = told.first.checked_add(told.ends.len() as u64);
         let next = next.filter(|next| *next > asked.heard && !told.ends.is_empty());
         let Some(next) = next else {
-            let (owner, box_id) = (&card.owner, &card.spec.box_id);
+            let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
             tracing::warn!(%owner, %box_id, "the box's agent tells of the same ends twice");
             break;
         };
         if met && told.first > asked.heard {
-            lost(&card, told.first - asked.heard);
+            lost(&entry, told.first - asked.heard);
         }
         met = true;
         let mut believed = true;
         for end in &told.ends {
-            believed &= trail.takes();
+            believed &= audit.takes();
             if !believed {
                 break;
             }
-            finished(&card, end, unheard > 0);
+            finished(&entry, end, unheard > 0);
             unheard = unheard.saturating_sub(1);
         }
         asked.heard = next;
@@ -144,27 +144,27 @@ async fn hear(trail: Trail, mut unheard: u64, agent: Peer, card: Arc<Card>) {
             tokio::time::sleep(REBUKE).await;
         }
     }
-    let left = trail.0.open.load(Ordering::Relaxed);
+    let left = audit.0.open.load(Ordering::Relaxed);
     if left > 0 {
-        lost(&card, left);
+        lost(&entry, left);
     }
 }
 
-fn lost(card: &Card, commands: u64) {
+fn lost(entry: &BoxEntry, commands: u64) {
     tracing::info!(
         target: "box_runtime::audit",
-        owner = &*card.owner,
-        box_id = card.spec.box_id.as_str(),
+        owner = &*entry.owner,
+        box_id = entry.spec.box_id.as_str(),
         commands,
         "ended with their box, or unheard"
     );
 }
 
-fn finished(card: &Card, end: &AgentEnd, adopted: bool) {
+fn finished(entry: &BoxEntry, end: &AgentEnd, adopted: bool) {
     tracing::info!(
         target: "box_runtime::audit",
-        owner = &*card.owner,
-        box_id = card.spec.box_id.as_str(),
+        owner = &*entry.owner,
+        box_id = entry.spec.box_id.as_str(),
         command_id = end.command_id.as_str(),
         role = ?end.role,
         why = ?end.exit.why,

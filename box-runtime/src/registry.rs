@@ -2,7 +2,7 @@
 //! the call over; it waits for nobody, so no box can hold up another.
 
 mod closing;
-mod entry;
+mod slot;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use self::closing::{Closings, End};
-use self::entry::Entry;
+use self::slot::Slot;
 use crate::adoption::unreachable;
+use crate::box_actor::entry::BoxEntry;
+use crate::box_actor::{self, Begin, Request, Shared};
 use crate::caller::Rights as _;
-use crate::card::Card;
-use crate::session::{self, Begin, Shared, Work};
 use box_rpc::Caller;
 
 /// The most bytes of configuration that are kept for one caller.
@@ -30,16 +30,16 @@ const CONFIGURATION_BYTES: usize = 256 * 1024;
 /// What the table is asked.
 pub(crate) enum Ask {
     /// Give this to its session.
-    Work(Work),
+    Request(Request),
     Find {
         box_id: BoxId,
         caller: Caller,
-        reply: oneshot::Sender<Result<Arc<Card>, BoxError>>,
+        reply: oneshot::Sender<Result<Arc<BoxEntry>, BoxError>>,
     },
     /// Everything the caller sees.
     All {
         caller: Caller,
-        reply: oneshot::Sender<Vec<Arc<Card>>>,
+        reply: oneshot::Sender<Vec<Arc<BoxEntry>>>,
     },
     Count {
         caller: Caller,
@@ -49,7 +49,7 @@ pub(crate) enum Ask {
         caller: Caller,
         params: Box<BoxUpdateParams>,
         stage: Stage,
-        reply: oneshot::Sender<Result<Arc<Card>, BoxError>>,
+        reply: oneshot::Sender<Result<Arc<BoxEntry>, BoxError>>,
     },
     Configure {
         caller: Caller,
@@ -64,12 +64,15 @@ pub(crate) enum Ask {
     },
     /// A box that was adopted, to be a session again.
     Adopt {
-        card: Arc<Card>,
+        entry: Arc<BoxEntry>,
         begin: Begin,
         reply: oneshot::Sender<bool>,
     },
     /// A session's last word, and the calls it did not begin.
-    Ended { card: Arc<Card>, left: Vec<Work> },
+    Ended {
+        entry: Arc<BoxEntry>,
+        left: Vec<Request>,
+    },
 }
 
 /// What is done about an update.
@@ -90,7 +93,7 @@ pub(crate) struct Table {
     shared: Arc<Shared>,
     mailbox: mpsc::Receiver<Ask>,
     me: mpsc::WeakSender<Ask>,
-    entries: HashMap<Key, Entry>,
+    slots: HashMap<Key, Slot>,
     names: HashMap<NameKey, BoxId>,
     closings: Closings,
     configuration: HashMap<Arc<str>, Map<String, Value>>,
@@ -114,7 +117,7 @@ impl Table {
             shared,
             mailbox,
             me,
-            entries: HashMap::new(),
+            slots: HashMap::new(),
             names: HashMap::new(),
             closings: Closings::default(),
             configuration: HashMap::new(),
@@ -145,7 +148,7 @@ impl Table {
 
     fn answer(&mut self, ask: Ask) {
         match ask {
-            Ask::Work(work) => self.route(work),
+            Ask::Request(work) => self.route(work),
             Ask::Find {
                 box_id,
                 caller,
@@ -153,7 +156,7 @@ impl Table {
             } => {
                 let found = self
                     .find(&box_id, &caller)
-                    .map(|entry| Arc::clone(&entry.card));
+                    .map(|slot| Arc::clone(&slot.entry));
                 let _ = reply.send(found);
             }
             Ask::All { caller, reply } => {
@@ -161,11 +164,11 @@ impl Table {
             }
             Ask::Count { caller, reply } => {
                 let seen = if caller.sees_all() {
-                    self.entries.len()
+                    self.slots.len()
                 } else {
                     self.seen_by(&caller).count()
                 };
-                let all = self.entries.len();
+                let all = self.slots.len();
                 let _ = reply.send(Count { seen, all });
             }
             Ask::Update {
@@ -189,56 +192,60 @@ impl Table {
                 until,
                 reply,
             } => self.shutdown(caller, exit, until, reply),
-            Ask::Adopt { card, begin, reply } => {
-                let _ = reply.send(self.adopt(card, begin));
+            Ask::Adopt {
+                entry,
+                begin,
+                reply,
+            } => {
+                let _ = reply.send(self.adopt(entry, begin));
             }
-            Ask::Ended { card, left } => self.ended(&card, left),
+            Ask::Ended { entry, left } => self.ended(&entry, left),
         }
     }
 
-    fn seen_by<'a>(&'a self, caller: &'a Caller) -> impl Iterator<Item = &'a Arc<Card>> {
-        self.entries
+    fn seen_by<'a>(&'a self, caller: &'a Caller) -> impl Iterator<Item = &'a Arc<BoxEntry>> {
+        self.slots
             .values()
-            .map(|entry| &entry.card)
-            .filter(|card| caller.sees(&card.owner))
+            .map(|slot| &slot.entry)
+            .filter(|entry| caller.sees(&entry.owner))
     }
 
-    fn find(&self, id: &BoxId, caller: &Caller) -> Result<&Entry, BoxError> {
+    fn find(&self, id: &BoxId, caller: &Caller) -> Result<&Slot, BoxError> {
         let found = self.key_of(id, caller);
         found
-            .and_then(|key| self.entries.get(&key))
+            .and_then(|key| self.slots.get(&key))
             .ok_or_else(|| self.shared.ends.not_found(&caller.name(), id))
     }
 
     /// Which box a caller means: its own of this id, or another owner's by the name it has for callers who see all.
     fn key_of(&self, id: &BoxId, caller: &Caller) -> Option<Key> {
         let own = (caller.name(), id.clone());
-        if self.entries.contains_key(&own) {
+        if self.slots.contains_key(&own) {
             return Some(own);
         }
-        let mut others = self.entries.iter().filter(|_| caller.sees_all());
-        let named = others.find(|(_, entry)| entry.card.is_called(id));
+        let mut others = self.slots.iter().filter(|_| caller.sees_all());
+        let named = others.find(|(_, slot)| slot.entry.is_called(id));
         named.map(|(key, _)| key.clone())
     }
 
     /// Gives a call to its session, which is made if the call can make it.
-    fn route(&mut self, work: Work) {
+    fn route(&mut self, work: Request) {
         let (id, caller) = work.subject();
         let key = self.key_of(id, caller);
         if let Err(error) = self.admit(&work, key.as_ref()) {
             return work.refuse(error);
         }
-        match key.and_then(|key| self.entries.get_mut(&key)) {
-            Some(entry) => {
+        match key.and_then(|key| self.slots.get_mut(&key)) {
+            Some(slot) => {
                 let limit = self.shared.config.queued_calls;
-                entry.give(work, limit);
+                slot.give(work, limit);
             }
             None => self.make(work),
         }
     }
 
     /// Whether a call may go to its session, which is there if it has a key.
-    fn admit(&self, work: &Work, key: Option<&Key>) -> Result<(), BoxError> {
+    fn admit(&self, work: &Request, key: Option<&Key>) -> Result<(), BoxError> {
         let (id, caller) = work.subject();
         if self.is_closing_for(&caller.name()) {
             return Err(shutting_down());
@@ -268,12 +275,12 @@ impl Table {
                 ..Detail::about(Subject::Box)
             })
         };
-        if self.entries.len() >= config.max_boxes {
+        if self.slots.len() >= config.max_boxes {
             return Err(full("max_boxes", config.max_boxes));
         }
         let per_caller = config.max_boxes_per_caller.filter(|_| !caller.sees_all());
         if let Some(limit) = max_boxes.into_iter().chain(per_caller).min() {
-            let owners = self.entries.values().map(|entry| &entry.card.owner);
+            let owners = self.slots.values().map(|slot| &slot.entry.owner);
             let name = caller.name();
             if owners.filter(|owner| **owner == name).count() >= limit {
                 return Err(full("max_boxes_per_caller", limit));
@@ -293,53 +300,53 @@ impl Table {
     }
 
     /// Makes the session for a call, and gives it the call.
-    fn make(&mut self, work: Work) {
+    fn make(&mut self, work: Request) {
         let ((_, caller), Some(spec)) = (work.subject(), work.spec()) else {
             return;
         };
-        let card = Arc::new(Card::new(caller.name(), spec));
-        self.enter(card, Begin::With(vec![work]));
+        let entry = Arc::new(BoxEntry::new(caller.name(), spec));
+        self.enter(entry, Begin::With(vec![work]));
     }
 
     /// Makes a session of a box that was adopted, unless there is one of its id.
-    fn adopt(&mut self, card: Arc<Card>, begin: Begin) -> bool {
-        let free = !self.entries.contains_key(&card.key());
+    fn adopt(&mut self, entry: Arc<BoxEntry>, begin: Begin) -> bool {
+        let free = !self.slots.contains_key(&entry.key());
         if free {
-            self.enter(card, begin);
+            self.enter(entry, begin);
         }
         free
     }
 
-    fn enter(&mut self, card: Arc<Card>, begin: Begin) {
-        let key = card.key();
-        if let Some(name) = card.live().name.clone() {
-            let id = card.spec.box_id.clone();
+    fn enter(&mut self, entry: Arc<BoxEntry>, begin: Begin) {
+        let key = entry.key();
+        if let Some(name) = entry.live().name.clone() {
+            let id = entry.spec.box_id.clone();
             self.names
-                .insert((Arc::clone(&card.owner), card.world(), name), id);
+                .insert((Arc::clone(&entry.owner), entry.world(), name), id);
         }
         let limit = self.shared.config.queued_calls;
         let (sender, mailbox) = mpsc::channel(limit.max(1));
         let (shared, table) = (Arc::clone(&self.shared), self.me.clone());
-        let living = session::live(shared, Arc::clone(&card), begin, mailbox, table);
-        let entry = Entry {
-            card,
+        let living = box_actor::live(shared, Arc::clone(&entry), begin, mailbox, table);
+        let slot = Slot {
+            entry,
             mailbox: Some(sender),
             waiting: Vec::new(),
             task: tokio::spawn(living).abort_handle(),
         };
-        self.entries.insert(key, entry);
+        self.slots.insert(key, slot);
     }
 
-    /// Changes a box's card: everything is checked before anything is changed. The card, whose [`kept`](Card::kept) tells
+    /// Changes a box's entry: everything is checked before anything is changed. The entry, whose [`kept`](BoxEntry::kept) tells
     /// when the change is on disk.
     fn update(
         &mut self,
         caller: &Caller,
         params: BoxUpdateParams,
         stage: Stage,
-    ) -> Result<Arc<Card>, BoxError> {
-        let card = Arc::clone(&self.find(&params.box_id, caller)?.card);
-        let now = card.live().state;
+    ) -> Result<Arc<BoxEntry>, BoxError> {
+        let entry = Arc::clone(&self.find(&params.box_id, caller)?.entry);
+        let now = entry.live().state;
         if now == BoxState::Unreachable {
             return Err(unreachable(&params.box_id));
         }
@@ -347,18 +354,18 @@ impl Table {
             let message = format!("box {} has failed", params.box_id);
             return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
         }
-        if params.network_policy.is_some() && card.spec.network == Network::Off {
+        if params.network_policy.is_some() && entry.spec.network == Network::Off {
             let rule = "must not be given to a box without a network";
             return Err(Invalid::new("network_policy", rule).into());
         }
-        let old = card.live().name.clone();
+        let old = entry.live().name.clone();
         let name = params.name.filter(|name| old.as_ref() != Some(name));
-        let key = |name| (Arc::clone(&card.owner), card.world(), name);
+        let key = |name| (Arc::clone(&entry.owner), entry.world(), name);
         if let Some(name) = &name {
             self.name_is_free(&key(name.clone()))?;
         }
         let (mut labels, mut lifetime, mut defaults) = {
-            let live = card.live();
+            let live = entry.live();
             (
                 live.labels.clone(),
                 live.lifetime.clone(),
@@ -381,30 +388,30 @@ impl Table {
             defaults = Some(Box::new(before.changed(change)?));
         }
         if stage == Stage::Check {
-            return Ok(card);
+            return Ok(entry);
         }
         // The one change that may fail is the first.
         if let Some(policy) = params.network_policy {
-            card.set_policy(policy)?;
+            entry.set_policy(policy)?;
         }
         if let Some(name) = name {
             if let Some(old) = old {
                 self.names.remove(&key(old));
             }
             self.names
-                .insert(key(name.clone()), card.spec.box_id.clone());
-            card.live().name = Some(name);
+                .insert(key(name.clone()), entry.spec.box_id.clone());
+            entry.live().name = Some(name);
         }
         {
-            let mut live = card.live();
+            let mut live = entry.live();
             live.labels = labels;
             live.note = params.note.or(live.note.take());
             live.lifetime = lifetime;
             live.defaults = defaults;
         }
-        card.other_end.notify_one();
-        card.changed();
-        Ok(card)
+        entry.other_end.notify_one();
+        entry.changed();
+        Ok(entry)
     }
 
     fn configure(&mut self, caller: &Caller, members: Map<String, Value>) -> Result<(), BoxError> {
@@ -445,9 +452,9 @@ impl Table {
             self.exited.send_replace(true);
         }
         let mut left = 0;
-        for entry in self.entries.values_mut() {
-            if caller.sees(&entry.card.owner) {
-                entry.mailbox = None;
+        for slot in self.slots.values_mut() {
+            if caller.sees(&slot.entry.owner) {
+                slot.mailbox = None;
                 left += 1;
             }
         }
@@ -462,12 +469,12 @@ impl Table {
                 count = stuck.len(),
                 "boxes did not end in time and are given up"
             );
-            for card in stuck {
-                if let Some(entry) = self.remove(&card) {
-                    entry.task.abort();
-                    card.door.shut(shutting_down());
-                    self.closings.gone(&card.owner, End::GivenUp);
-                    for work in entry.waiting {
+            for entry in stuck {
+                if let Some(slot) = self.remove(&entry) {
+                    slot.task.abort();
+                    entry.access.shut(shutting_down());
+                    self.closings.gone(&entry.owner, End::GivenUp);
+                    for work in slot.waiting {
                         work.refuse(shutting_down());
                     }
                 }
@@ -476,34 +483,34 @@ impl Table {
         self.closings.answer_finished();
     }
 
-    fn remove(&mut self, card: &Arc<Card>) -> Option<Entry> {
-        let key = card.key();
+    fn remove(&mut self, entry: &Arc<BoxEntry>) -> Option<Slot> {
+        let key = entry.key();
         // Another session may have this id by now.
-        self.entries
+        self.slots
             .get(&key)
-            .filter(|entry| Arc::ptr_eq(&entry.card, card))?;
-        self.shared.ends.gone(card);
-        if let Some(name) = card.live().name.clone() {
+            .filter(|slot| Arc::ptr_eq(&slot.entry, entry))?;
+        self.shared.ends.gone(entry);
+        if let Some(name) = entry.live().name.clone() {
             self.names
-                .remove(&(Arc::clone(&card.owner), card.world(), name));
+                .remove(&(Arc::clone(&entry.owner), entry.world(), name));
         }
-        self.entries.remove(&key)
+        self.slots.remove(&key)
     }
 
     /// A session has ended: calls it did not begin go to a new one.
-    fn ended(&mut self, card: &Arc<Card>, left: Vec<Work>) {
+    fn ended(&mut self, entry: &Arc<BoxEntry>, left: Vec<Request>) {
         let mut waiting = Vec::new();
-        if let Some(entry) = self.remove(card) {
-            waiting = entry.waiting;
-            self.closings.gone(&card.owner, End::Orderly);
+        if let Some(slot) = self.remove(entry) {
+            waiting = slot.waiting;
+            self.closings.gone(&entry.owner, End::Orderly);
         }
-        let id = &card.spec.box_id;
+        let id = &entry.spec.box_id;
         let mut lane = Vec::new();
         for work in left.into_iter().chain(waiting) {
             let caller = work.subject().1;
-            let admitted = if *caller.name() != *card.owner {
+            let admitted = if *caller.name() != *entry.owner {
                 // It meant somebody else's box, which is gone; a new one would be its own.
-                Err(self.shared.ends.not_found(&card.owner, id))
+                Err(self.shared.ends.not_found(&entry.owner, id))
             } else if lane.is_empty() {
                 self.admit(&work, None)
             } else {
@@ -514,17 +521,17 @@ impl Table {
                 Err(error) => work.refuse(error),
             }
         }
-        if let Some(spec) = lane.first().and_then(Work::spec) {
-            let card = Arc::new(Card::new(Arc::clone(&card.owner), spec));
-            self.enter(card, Begin::With(lane));
+        if let Some(spec) = lane.first().and_then(Request::spec) {
+            let entry = Arc::new(BoxEntry::new(Arc::clone(&entry.owner), spec));
+            self.enter(entry, Begin::With(lane));
         }
         self.closings.answer_finished();
     }
 }
 
 /// Whether a call may go to a session that is there.
-fn may_find_one(work: &Work, id: &BoxId) -> Result<(), BoxError> {
-    if matches!(work, Work::Create(create) if create.must_be_new) {
+fn may_find_one(work: &Request, id: &BoxId) -> Result<(), BoxError> {
+    if matches!(work, Request::Create(create) if create.must_be_new) {
         let error = BoxError::conflict(format!("box {id} already exists"));
         return Err(error.with_detail(&Detail::about(Subject::Box)));
     }

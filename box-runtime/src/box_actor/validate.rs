@@ -5,7 +5,7 @@ use box_protocol::error::Detail;
 use box_protocol::{Blob, BoxError, Code, CommandId, Exit, is_invisible};
 use box_rpc::{CallError, RpcError};
 
-use crate::spool::Slot;
+use crate::shm::ShmSlot;
 
 /// The longest text of an agent's error that is passed on.
 const MESSAGE_CHARS: usize = 512;
@@ -22,19 +22,19 @@ const LAST_SIGNAL: i32 = 64;
 /// The end of a command as its agent told it, if that can be.
 pub(crate) fn end_of(told: &AgentCommand, asked: &CommandId) -> Result<Exit, String> {
     if told.command_id != *asked {
-        return Err(nonsense("answered for another command"));
+        return Err(agent_violation("answered for another command"));
     }
     let Some(exit) = told.exit else {
-        return Err(nonsense("answered before the command's end"));
+        return Err(agent_violation("answered before the command's end"));
     };
     if exit.code.is_some_and(|code| !(0..=255).contains(&code)) {
-        return Err(nonsense("told an impossible exit code"));
+        return Err(agent_violation("told an impossible exit code"));
     }
     if exit
         .signal
         .is_some_and(|signal| !(1..=LAST_SIGNAL).contains(&signal))
     {
-        return Err(nonsense("told an impossible signal"));
+        return Err(agent_violation("told an impossible signal"));
     }
     Ok(exit)
 }
@@ -97,7 +97,9 @@ impl Meaning {
             CallError::Lost(_) | CallError::NotSent(_) => {
                 Self::Broken("the box's agent is gone".to_owned())
             }
-            CallError::Shape(_) => Self::Broken(nonsense("gave an answer of the wrong shape")),
+            CallError::Shape(_) => {
+                Self::Broken(agent_violation("gave an answer of the wrong shape"))
+            }
             _ => Self::Broken("the box's agent does not answer".to_owned()),
         }
     }
@@ -105,21 +107,21 @@ impl Meaning {
 
 /// Output that an agent says is in its slot.
 pub(crate) fn look_up(
-    slot: Option<&Slot>,
+    slot: Option<&ShmSlot>,
     stream: StreamName,
     offset: u64,
     bytes: u64,
 ) -> Result<Blob, String> {
     let Some(slot) = slot else {
-        return Err(nonsense("told of a slot it does not have"));
+        return Err(agent_violation("told of a slot it does not have"));
     };
     let found = slot.read(stream, offset, bytes);
     found
         .map(Blob::from)
-        .map_err(|_| nonsense("told of output that is not in its slot"))
+        .map_err(|_| agent_violation("told of output that is not in its slot"))
 }
 
-pub(crate) fn nonsense(what: &str) -> String {
+pub(crate) fn agent_violation(what: &str) -> String {
     format!("the box's agent {what}")
 }
 
@@ -146,7 +148,9 @@ pub(crate) fn agents_error(error: CallError) -> BoxError {
         CallError::Lost(_) | CallError::NotSent(_) => {
             BoxError::unavailable("the box's agent is gone")
         }
-        CallError::Shape(_) => BoxError::unavailable(nonsense("gave an answer of the wrong shape")),
+        CallError::Shape(_) => {
+            BoxError::unavailable(agent_violation("gave an answer of the wrong shape"))
+        }
         _ => BoxError::unavailable("the box's agent does not answer"),
     }
 }

@@ -13,12 +13,12 @@ use box_protocol::{BoxError, BoxSpec, BoxState, UnixMs, first_conflict};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::work::{Create, Delete, Work};
-use super::{Card, Living, Shared};
-use crate::door::Door;
+use super::request::{Create, Delete, Request};
+use super::{BoxEntry, RunningBox, Shared};
+use crate::box_actor::agent_access::AgentAccess;
 
 /// Why a session ends now, whatever it does.
-pub(super) enum Over {
+pub(super) enum EndReason {
     /// A delete that waits for nothing.
     Deleted(Box<Delete>),
     /// Its time is over.
@@ -32,24 +32,24 @@ pub(super) enum Over {
 }
 
 /// What ended a rest.
-pub(super) enum Rested {
-    Work,
+pub(super) enum Wakeup {
+    Request,
     Broken(String),
     /// The agent of a box that was adopted has answered.
-    Reached(Box<Living>),
-    Over(Over),
+    Reached(Box<RunningBox>),
+    EndReason(EndReason),
 }
 
 /// What came of a job.
-pub(super) enum During<T> {
+pub(super) enum JobOutcome<T> {
     Done(T),
-    Over(Over),
+    EndReason(EndReason),
 }
 
-pub(super) struct Front {
-    mailbox: mpsc::Receiver<Work>,
-    lane: VecDeque<Work>,
-    card: Arc<Card>,
+pub(super) struct Queue {
+    mailbox: mpsc::Receiver<Request>,
+    lane: VecDeque<Request>,
+    entry: Arc<BoxEntry>,
     shared: Arc<Shared>,
     clock: Clock,
     /// A delete waits in the lane: what comes after it is for another box.
@@ -66,7 +66,7 @@ struct Clock {
 }
 
 impl Clock {
-    fn new(shared: &Shared, card: &Card) -> Self {
+    fn new(shared: &Shared, entry: &BoxEntry) -> Self {
         let now = Instant::now();
         let mut clock = Self {
             alarm: Box::pin(sleep_until(now)),
@@ -74,27 +74,27 @@ impl Clock {
             idle: None,
             expires: None,
         };
-        clock.set(shared, card);
+        clock.set(shared, entry);
         clock
     }
 
-    fn set(&mut self, shared: &Shared, card: &Card) {
-        let lifetime = card.live().lifetime.clone().unwrap_or_default();
+    fn set(&mut self, shared: &Shared, entry: &BoxEntry) {
+        let lifetime = entry.live().lifetime.clone().unwrap_or_default();
         let idle = lifetime
             .idle_ms
             .map_or(shared.config.idle_ttl, Duration::from_millis);
-        self.idle = match card.live().state {
+        self.idle = match entry.live().state {
             // What has failed is not worth keeping for ever.
             BoxState::Failed => Some(idle),
             // Nobody can use it, so nobody fails to.
             BoxState::Paused | BoxState::Unreachable => None,
             BoxState::Stopped => lifetime.delete_after_stop_ms.map(Duration::from_millis),
-            _ => (!card.spec.persistent).then_some(idle),
+            _ => (!entry.spec.persistent).then_some(idle),
         };
         self.expires = lifetime
             .expires_at
             .and_then(|at| Instant::now().checked_add(at.since(UnixMs::now())));
-        let first = [self.idle_end(&card.door), self.expires]
+        let first = [self.idle_end(&entry.access), self.expires]
             .into_iter()
             .flatten()
             .min();
@@ -103,29 +103,29 @@ impl Clock {
         }
     }
 
-    fn idle_end(&self, door: &Door) -> Option<Instant> {
-        let used = self.last_used.max(door.used());
+    fn idle_end(&self, access: &AgentAccess) -> Option<Instant> {
+        let used = self.last_used.max(access.used());
         self.idle.and_then(|idle| used.checked_add(idle))
     }
 
     /// Returns once the session's time is over; `idle` if idleness counts now. Whoever is inside keeps it from being idle.
-    async fn strike(&mut self, idle: bool, door: &Door) -> Over {
+    async fn strike(&mut self, idle: bool, access: &AgentAccess) -> EndReason {
         loop {
-            let idle_end = self.idle_end(door).filter(|_| idle);
+            let idle_end = self.idle_end(access).filter(|_| idle);
             let Some(end) = [idle_end, self.expires].into_iter().flatten().min() else {
                 return std::future::pending().await;
             };
             let now = Instant::now();
             if self.expires.is_some_and(|expires| now >= expires) {
-                return Over::Expired;
+                return EndReason::Expired;
             }
             if now >= end {
-                if door.is_unused() {
-                    return Over::Idle;
+                if access.is_unused() {
+                    return EndReason::Idle;
                 }
                 match self.expires {
-                    Some(expires) => drop(timeout_at(expires, door.unused()).await),
-                    None => door.unused().await,
+                    Some(expires) => drop(timeout_at(expires, access.unused()).await),
+                    None => access.unused().await,
                 }
                 continue;
             }
@@ -137,19 +137,19 @@ impl Clock {
     }
 }
 
-impl Front {
+impl Queue {
     pub(super) fn new(
         shared: &Arc<Shared>,
-        card: &Arc<Card>,
-        mailbox: mpsc::Receiver<Work>,
-        first: Vec<Work>,
+        entry: &Arc<BoxEntry>,
+        mailbox: mpsc::Receiver<Request>,
+        first: Vec<Request>,
     ) -> Self {
         let mut front = Self {
             mailbox,
             lane: VecDeque::new(),
-            card: Arc::clone(card),
+            entry: Arc::clone(entry),
             shared: Arc::clone(shared),
-            clock: Clock::new(shared, card),
+            clock: Clock::new(shared, entry),
             deleting: false,
         };
         // They were let in already, some of them by the session before.
@@ -160,7 +160,7 @@ impl Front {
     }
 
     /// What has waited longest.
-    pub(super) fn next_work(&mut self) -> Option<Work> {
+    pub(super) fn next_work(&mut self) -> Option<Request> {
         let work = self.lane.pop_front();
         if self.lane.is_empty() {
             // A burst leaves no memory behind.
@@ -171,12 +171,12 @@ impl Front {
 
     /// The box has another state, and with it maybe another end.
     pub(super) fn set_clock(&mut self) {
-        self.clock.set(&self.shared, &self.card);
+        self.clock.set(&self.shared, &self.entry);
     }
 
     /// Whether nobody has used the box for as long as it takes, and nobody waits for it.
     pub(super) fn is_idle(&self) -> bool {
-        let end = self.clock.idle_end(&self.card.door);
+        let end = self.clock.idle_end(&self.entry.access);
         self.lane.is_empty() && end.is_some_and(|end| end <= Instant::now())
     }
 
@@ -186,47 +186,47 @@ impl Front {
     }
 
     /// Waits for work while nothing is to be done.
-    pub(super) async fn rest(&mut self, ended: impl Future<Output = Rested>) -> Rested {
+    pub(super) async fn rest(&mut self, ended: impl Future<Output = Wakeup>) -> Wakeup {
         tokio::select! {
             biased;
             work = self.mailbox.recv() => match work {
                 Some(work) => {
                     self.take(work);
-                    Rested::Work
+                    Wakeup::Request
                 }
-                None => Rested::Over(Over::Closed),
+                None => Wakeup::EndReason(EndReason::Closed),
             },
             rested = ended => rested,
-            () = self.card.other_end.notified() => {
+            () = self.entry.other_end.notified() => {
                 self.set_clock();
-                Rested::Work
+                Wakeup::Request
             }
-            over = self.clock.strike(true, &self.card.door) => Rested::Over(over),
+            over = self.clock.strike(true, &self.entry.access) => Wakeup::EndReason(over),
         }
     }
 
     /// Does a job, and listens meanwhile. The job is dropped if the session is over.
-    pub(super) async fn during<T>(&mut self, job: impl Future<Output = T>) -> During<T> {
+    pub(super) async fn during<T>(&mut self, job: impl Future<Output = T>) -> JobOutcome<T> {
         let mut job = std::pin::pin!(job);
         loop {
             tokio::select! {
                 biased;
-                done = &mut job => return During::Done(done),
+                done = &mut job => return JobOutcome::Done(done),
                 work = self.mailbox.recv() => match work {
-                    Some(Work::Delete(delete)) if delete.force => {
-                        return During::Over(Over::Deleted(delete));
+                    Some(Request::Delete(delete)) if delete.force => {
+                        return JobOutcome::EndReason(EndReason::Deleted(delete));
                     }
                     Some(work) => self.take(work),
-                    None => return During::Over(Over::Closed),
+                    None => return JobOutcome::EndReason(EndReason::Closed),
                 },
-                () = self.card.other_end.notified() => self.set_clock(),
-                over = self.clock.strike(false, &self.card.door) => return During::Over(over),
+                () = self.entry.other_end.notified() => self.set_clock(),
+                over = self.clock.strike(false, &self.entry.access) => return JobOutcome::EndReason(over),
             }
         }
     }
 
     /// Puts a call into the lane, or answers it where that needs no waiting.
-    fn take(&mut self, work: Work) {
+    fn take(&mut self, work: Request) {
         let limit = self.shared.config.queued_calls;
         if self.lane.len() >= limit {
             return work.refuse(queue_full(limit));
@@ -234,30 +234,30 @@ impl Front {
         self.line_up(work);
     }
 
-    fn line_up(&mut self, work: Work) {
+    fn line_up(&mut self, work: Request) {
         if !self.deleting {
-            if let Some(error) = work.spec().and_then(|spec| misfit(&self.card, spec)) {
+            if let Some(error) = work.spec().and_then(|spec| misfit(&self.entry, spec)) {
                 return work.refuse(error);
             }
-            if let Work::Create(create) = work {
+            if let Request::Create(create) = work {
                 return self.take_create(create);
             }
         }
-        self.deleting |= matches!(work, Work::Delete(_));
+        self.deleting |= matches!(work, Request::Delete(_));
         self.lane.push_back(work);
     }
 
     /// A create need not wait for an exec: what is busy is there.
     fn take_create(&mut self, create: Box<Create>) {
-        let live = self.card.live();
+        let live = self.entry.live();
         let busy =
             live.state == BoxState::Running && live.lane == box_protocol::LaneStatus::Running;
         drop(live);
         if !busy || !create.spec.extra_mounts.is_empty() {
-            return self.lane.push_back(Work::Create(create));
+            return self.lane.push_back(Request::Create(create));
         }
         let _ = create.reply.send(Ok(BoxCreateResult {
-            info: self.card.info(&create.caller),
+            info: self.entry.info(&create.caller),
             existed: true,
             earlier: None,
             adjusted: Vec::new(),
@@ -265,7 +265,7 @@ impl Front {
     }
 
     /// Gives up what a call waited for: it goes first when the session is made anew.
-    pub(super) fn put_back(&mut self, work: Work) {
+    pub(super) fn put_back(&mut self, work: Request) {
         self.lane.push_front(work);
     }
 
@@ -290,7 +290,7 @@ impl Front {
     }
 
     /// Takes no more calls. What is left is for the next session of this id.
-    pub(super) fn close(&mut self) -> Vec<Work> {
+    pub(super) fn close(&mut self) -> Vec<Request> {
         self.mailbox.close();
         let mut left: Vec<_> = self.lane.drain(..).collect();
         while let Ok(work) = self.mailbox.try_recv() {
@@ -312,12 +312,12 @@ pub(crate) fn queue_full(limit: usize) -> BoxError {
 }
 
 /// Why the box cannot serve this spec.
-fn misfit(card: &Card, asked: &BoxSpec) -> Option<BoxError> {
-    let id = &card.spec.box_id;
-    if let Some(conflict) = first_conflict(&card.spec, asked) {
+fn misfit(entry: &BoxEntry, asked: &BoxSpec) -> Option<BoxError> {
+    let id = &entry.spec.box_id;
+    if let Some(conflict) = first_conflict(&entry.spec, asked) {
         return Some(conflict.into_error(id));
     }
-    (card.world() != asked.world.clone().unwrap_or_default()).then(|| {
+    (entry.world() != asked.world.clone().unwrap_or_default()).then(|| {
         BoxError::conflict(format!("box {id} already exists in another world"))
             .with_detail(&Detail::of_field("world").of(Subject::Box))
     })

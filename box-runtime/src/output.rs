@@ -6,11 +6,11 @@ use box_protocol::actions::{
 };
 use box_protocol::{Blob, CommandInfo, MAX_CHUNK_BYTES, PerStream, TextDecoder, UnixMs};
 
-use crate::session::{look_up, nonsense};
-use crate::spool::Slot;
+use crate::box_actor::{agent_violation, look_up};
+use crate::shm::ShmSlot;
 
 /// What a reader gets for one chunk of an agent.
-pub(crate) enum Told {
+pub(crate) enum Converted {
     /// The command has started.
     Started(Option<Box<CommandInfo>>),
     /// This much, which may be nothing.
@@ -20,10 +20,10 @@ pub(crate) enum Told {
 }
 
 /// Tells one command's output to one reader.
-pub(crate) struct Retelling {
+pub(crate) struct OutputView {
     view: View,
     from: ReadFrom,
-    slot: Option<Slot>,
+    slot: Option<ShmSlot>,
     stdout: Track,
     stderr: Track,
     /// Bytes told by the agent, as the view counts them, over both streams.
@@ -53,9 +53,14 @@ const FARTHEST: u64 = 1 << 60;
 
 const STREAMS: [StreamName; 2] = [StreamName::Stdout, StreamName::Stderr];
 
-impl Retelling {
+impl OutputView {
     /// A reader that wants to begin here, and at most so many bytes.
-    pub(crate) fn new(view: View, from: ReadFrom, wanted: Option<u64>, slot: Option<Slot>) -> Self {
+    pub(crate) fn new(
+        view: View,
+        from: ReadFrom,
+        wanted: Option<u64>,
+        slot: Option<ShmSlot>,
+    ) -> Self {
         let (next, next_pos) = match from {
             ReadFrom::Offsets(offsets) => (offsets, 0),
             ReadFrom::Pos(pos) => (PerStream::default(), pos),
@@ -78,7 +83,7 @@ impl Retelling {
 
     /// The slot that the agent may use.
     pub(crate) fn slot(&self) -> Option<u32> {
-        self.slot.as_ref().map(Slot::number)
+        self.slot.as_ref().map(ShmSlot::number)
     }
 
     /// Whether the reader wants chunks at all.
@@ -97,9 +102,9 @@ impl Retelling {
     }
 
     /// What the reader gets for a chunk; the reason if the agent makes no sense.
-    pub(crate) fn tell(&mut self, chunk: AgentChunk) -> Result<Told, String> {
+    pub(crate) fn convert(&mut self, chunk: AgentChunk) -> Result<Converted, String> {
         let told = match chunk {
-            AgentChunk::Started { info, .. } => return Ok(Told::Started(info)),
+            AgentChunk::Started { info, .. } => return Ok(Converted::Started(info)),
             AgentChunk::Begin(begin) => self.begin(&begin)?,
             AgentChunk::Bytes(piece) => {
                 self.piece(piece.stream, piece.offset, piece.at, piece.data)?
@@ -111,7 +116,9 @@ impl Retelling {
                 bytes,
             }) => {
                 if bytes > MAX_CHUNK_BYTES as u64 {
-                    return Err(nonsense("sent output out of order or too much of it"));
+                    return Err(agent_violation(
+                        "sent output out of order or too much of it",
+                    ));
                 }
                 let data = look_up(self.slot.as_ref(), stream, offset, bytes)?;
                 self.piece(stream, offset, at, data)?
@@ -119,9 +126,9 @@ impl Retelling {
         };
         self.has_begun = true;
         Ok(if self.wanted == Some(0) {
-            Told::Enough(told)
+            Converted::Enough(told)
         } else {
-            Told::Output(told)
+            Converted::Output(told)
         })
     }
 
@@ -146,7 +153,7 @@ impl Retelling {
     }
 
     fn begin(&mut self, begin: &ReadBegin) -> Result<Vec<CommandChunk>, String> {
-        let odd = || nonsense("began to tell output where none can begin");
+        let odd = || agent_violation("began to tell output where none can begin");
         let places = [begin.raw, begin.raw_end, begin.text, begin.text_end];
         let is_near = |place: &PerStream| place.stdout.max(place.stderr) <= FARTHEST;
         if self.has_begun || !places.iter().all(is_near) {
@@ -221,7 +228,9 @@ impl Retelling {
         let in_order = data.len() <= MAX_CHUNK_BYTES && offset == track.told;
         let told = track.told.checked_add(data.len() as u64);
         let Some(told) = told.filter(|_| in_order) else {
-            return Err(nonsense("sent output out of order or too much of it"));
+            return Err(agent_violation(
+                "sent output out of order or too much of it",
+            ));
         };
         track.told = told;
         if text {

@@ -14,11 +14,11 @@ use box_rpc::{Action, Chunks, Peer};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
+use crate::box_actor::agent_access::AgentLease;
+use crate::box_actor::{agent_violation, agents_error};
 use crate::data_plane::{DataPlane, Order, ask, stream};
-use crate::door::Inside;
 use crate::order::Queued;
-use crate::session::{agents_error, nonsense};
-use crate::spool::{Slot, Spool};
+use crate::shm::{ShmPool, ShmSlot};
 
 /// Up to here data travels in the message: less work on both ends than a look into the slot.
 const INLINE: usize = 4096;
@@ -31,23 +31,23 @@ const CREDIT: u32 = (FILE_PLACES / 2) as u32;
 /// its answer may not have come to that.
 struct Filled {
     agent: Peer,
-    slot: Option<Slot>,
+    slot: Option<ShmSlot>,
 }
 
 impl Filled {
-    fn with(inside: &Inside, slot: Slot, data: &[u8]) -> Option<Self> {
+    fn with(lease: &AgentLease, slot: ShmSlot, data: &[u8]) -> Option<Self> {
         slot.write(data).ok()?;
-        let agent = inside.agent.clone();
+        let agent = lease.agent.clone();
         let slot = Some(slot);
         Some(Self { agent, slot })
     }
 
     fn number(&self) -> u32 {
-        self.slot.as_ref().map_or(u32::MAX, Slot::number)
+        self.slot.as_ref().map_or(u32::MAX, ShmSlot::number)
     }
 
     /// The agent has answered.
-    fn taken(mut self) -> Option<Slot> {
+    fn taken(mut self) -> Option<ShmSlot> {
         self.slot.take()
     }
 }
@@ -123,11 +123,11 @@ macro_rules! carries {
             }
 
             fn ask(
-                inside: &Inside,
+                lease: &AgentLease,
                 params: &$params,
                 order: Queued,
             ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-                put::<Self>(inside, params, order)
+                put::<Self>(lease, params, order)
             }
         }
     )*};
@@ -146,7 +146,7 @@ carries! {
 
 /// Asks with the data in a slot. A piece of an upload that is more than a slot holds goes in several.
 async fn put<A: Carries>(
-    inside: &Inside,
+    lease: &AgentLease,
     params: &A::Params,
     order: Queued,
 ) -> Result<A::Result, BoxError>
@@ -154,13 +154,13 @@ where
     A::Params: Send + Sync,
 {
     let data = A::data(params);
-    let _room = inside.carry(data.len())?;
+    let _room = lease.carry(data.len())?;
     // Before it takes what others wait for.
     order.comes().await;
     let most = usize::try_from(SPOOL_BYTES).unwrap_or(usize::MAX);
     let upload = A::upload(params).filter(|_| data.len() > most);
     let Some(whole) = upload else {
-        return put_one::<A>(inside, params, data, order).await;
+        return put_one::<A>(lease, params, data, order).await;
     };
     let pieces = data.len().div_ceil(most);
     let mut at = 0;
@@ -174,7 +174,7 @@ where
         };
         let piece = Blob(data.0.slice(at..end));
         let part = A::part(params, piece, Some(upload));
-        let result = put_one::<A>(inside, &part, A::data(&part), Queued::none()).await?;
+        let result = put_one::<A>(lease, &part, A::data(&part), Queued::none()).await?;
         if number == pieces {
             return Ok(result);
         }
@@ -184,25 +184,25 @@ where
 }
 
 async fn put_one<A: Carries>(
-    inside: &Inside,
+    lease: &AgentLease,
     params: &A::Params,
     data: &Blob,
     order: Queued,
 ) -> Result<A::Result, BoxError> {
     let worth = data.len() > INLINE && data.len() as u64 <= SPOOL_BYTES;
-    let slots = inside.file_slots().filter(|_| worth);
-    let slot = slots.and_then(Spool::to_fill);
-    let Some(filled) = slot.and_then(|slot| Filled::with(inside, slot, data)) else {
-        let _ahead = inside.go_ahead(data.len()).await;
-        return ask::<A>(inside, params, order).await;
+    let slots = lease.file_slots().filter(|_| worth);
+    let slot = slots.and_then(ShmPool::to_fill);
+    let Some(filled) = slot.and_then(|slot| Filled::with(lease, slot, data)) else {
+        let _ahead = lease.go_ahead(data.len()).await;
+        return ask::<A>(lease, params, order).await;
     };
     let upload = A::upload(params).cloned();
     let bare = A::part(params, Blob::default(), upload);
     let asked = A::spooled(bare, filled.number(), data.len() as u64);
-    let asking = inside.agent.request::<A::Spooled>(&asked).ask();
-    let asked = inside.attended(asking).await?;
+    let asking = lease.agent.request::<A::Spooled>(&asked).ask();
+    let asked = lease.attended(asking).await?;
     drop(order);
-    let answer = inside
+    let answer = lease
         .attended(asked.map_err(agents_error)?.answer())
         .await?;
     filled.taken();
@@ -229,21 +229,21 @@ macro_rules! streams {
             }
 
             async fn stream(
-                inside: &Inside,
+                lease: &AgentLease,
                 params: &Self::Params,
                 order: Queued,
                 to: mpsc::Sender<FileChunk>,
             ) -> Result<Self::Result, BoxError> {
-                let Some(slot) = inside.file_slots().and_then(Spool::to_read) else {
-                    return stream::<Self>(inside, params, order, to).await;
+                let Some(slot) = lease.file_slots().and_then(ShmPool::to_read) else {
+                    return stream::<Self>(lease, params, order, to).await;
                 };
                 let asked = $params { $field: params.clone(), spool: slot.number() };
                 order.comes().await;
-                let request = inside.agent.request::<$spooled>(&asked).credit(CREDIT);
-                let streaming = inside.attended(request.stream()).await?;
+                let request = lease.agent.request::<$spooled>(&asked).credit(CREDIT);
+                let streaming = lease.attended(request.stream()).await?;
                 let chunks = streaming.map_err(agents_error)?;
                 drop(order);
-                get::<$spooled>(inside, chunks, (&slot, Self::order(params)), to).await
+                get::<$spooled>(lease, chunks, (&slot, Self::order(params)), to).await
             }
         }
     )*};
@@ -261,25 +261,30 @@ streams! {
 
 /// Passes on what comes through a slot.
 async fn get<A: Action<Chunk = AgentFileChunk>>(
-    inside: &Inside,
+    lease: &AgentLease,
     mut chunks: Chunks<A>,
-    (slot, mut order): (&Slot, Order),
+    (slot, mut order): (&ShmSlot, Order),
     to: mpsc::Sender<FileChunk>,
 ) -> Result<A::Result, BoxError> {
     let mut number = 0;
-    let mut next = inside.attended(chunks.next()).await?;
+    let mut next = lease.attended(chunks.next()).await?;
     while let Some(chunk) = next {
         let FileChunk { mut offset, data } = match chunk.map_err(agents_error)? {
             AgentFileChunk::Inline(chunk) if FileRead::fits(&chunk) => chunk,
             AgentFileChunk::Spooled { offset, bytes } if bytes <= FILE_PIECE => {
                 let piece = slot.read_at(number % FILE_PLACES * FILE_PIECE, bytes);
-                let piece = piece
-                    .map_err(|_| BoxError::unavailable(nonsense("told of what is not there")))?;
+                let piece = piece.map_err(|_| {
+                    BoxError::unavailable(agent_violation("told of what is not there"))
+                })?;
                 number += 1;
                 let data = piece.into();
                 FileChunk { offset, data }
             }
-            _ => return Err(BoxError::unavailable(nonsense("sent too large a chunk"))),
+            _ => {
+                return Err(BoxError::unavailable(agent_violation(
+                    "sent too large a chunk",
+                )));
+            }
         };
         order.follows(offset, data.len())?;
         let mut rest = data.0;
