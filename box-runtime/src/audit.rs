@@ -123,7 +123,7 @@ async fn hear(audit: Audit, mut unheard: u64, agent: Peer, entry: Arc<BoxEntry>)
         let next = next.filter(|next| *next > asked.heard && !told.ends.is_empty());
         let Some(next) = next else {
             let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
-            tracing::warn!(%owner, %box_id, "the box's agent tells of the same ends twice");
+            tracing::warn!(target: "box_runtime", %owner, %box_id, "the box's agent tells of the same ends twice");
             break;
         };
         if met && told.first > asked.heard {
