@@ -75,7 +75,7 @@ impl BoxRuntime {
             Ok(Ok(living)) => (Begin::In(living), "adopted", ""),
             Ok(Err(gone)) => {
                 let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
-                tracing::info!(%owner, %box_id, box_id = %found.id, gone, "a box of an earlier process is gone");
+                tracing::info!(%owner, %box_id, backend_id = %found.id, gone, "a box of an earlier process is gone");
                 self.shared().events.tell(&entry, "failed", gone);
                 self.shared().ends.ended(&entry, gone);
                 return false;
@@ -99,7 +99,7 @@ impl BoxRuntime {
             }
             Err(error) => {
                 let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
-                tracing::warn!(%owner, %box_id, box_id = %found.id, %error, "a box cannot be taken over and is ended");
+                tracing::warn!(%owner, %box_id, backend_id = %found.id, %error, "a box cannot be taken over and is ended");
                 self.end(backend, found.id).await;
                 false
             }
@@ -125,7 +125,7 @@ impl BoxRuntime {
     async fn end(&self, backend: &Arc<dyn Backend>, id: Uuid) {
         let stopped = timeout(self.shared().config.stop_timeout, backend.stop(id)).await;
         if !matches!(stopped, Ok(Ok(()))) {
-            tracing::error!(box_id = %id, "the box was not stopped");
+            tracing::error!(backend_id = %id, "the box was not stopped");
         }
     }
 }

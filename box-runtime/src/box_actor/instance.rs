@@ -462,7 +462,7 @@ impl Instance {
             let stopped = stopped.and_then(|stopped| stopped);
             if let Err(error) = &stopped {
                 let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
-                tracing::error!(%owner, %box_id, box_id = %id, %error, "the box was not stopped");
+                tracing::error!(%owner, %box_id, backend_id = %id, %error, "the box was not stopped");
             }
             stopped
         }
