@@ -1,4 +1,4 @@
-//! What makes boxes.
+//! The interface to the backends that create boxes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,32 +12,39 @@ use uuid::Uuid;
 
 use crate::shm::ShmPool;
 
-/// Makes boxes and ends them. It never runs a command: it hands over a connection to the agent in the
-/// box, and the runtime talks to that.
+/// Creates boxes and ends them.
 ///
-/// Every call is made by the task of one session, is bounded in time and may panic: the other
-/// sessions do not feel it. Names, reasons and errors are shown to callers, so they hold no path of
-/// the host.
+/// A backend never runs a command. It returns a connection to the agent in the box, and the runtime
+/// sends commands to that agent.
+///
+/// The task of one box makes each call, with a time limit. A panic in a call does not affect other
+/// boxes. Callers see names, reasons and errors, so these must not contain host paths.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
-    /// What it is called in configuration and in answers.
+    /// Returns the name used in the configuration and in answers.
     fn name(&self) -> &str;
 
-    /// What its boxes can do beyond running commands.
+    /// Returns the optional features of this backend's boxes.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
 
-    /// Whether it can make a box now. Asked at most once a second.
+    /// Returns whether the backend can create a box now.
+    ///
+    /// The runtime calls this at most once a second.
     async fn availability(&self) -> Availability;
 
-    /// What it finds out about this machine, for an operator. It may take a second; nothing else waits for it.
+    /// Reports the properties of this machine to an operator.
+    ///
+    /// The call may take a second. No other call waits for it.
     async fn diagnose(&self) -> Diagnosis {
         Diagnosis::default()
     }
 
-    /// Sets the policy that bounds the network of every box, beside the policy of the box itself. Connections that it does
-    /// not allow are closed.
+    /// Sets the network policy that applies to every box.
+    ///
+    /// It applies in addition to the policy of each box. The backend closes connections that the
+    /// new policy does not allow.
     fn set_egress_policy(&self, policy: &NetworkPolicy) -> Result<(), BoxError> {
         if *policy == NetworkPolicy::default() {
             return Ok(());
@@ -47,28 +54,34 @@ pub trait Backend: Send + Sync + 'static {
         ))
     }
 
-    /// Makes a box and returns once its agent can be spoken to.
+    /// Creates a box and returns when its agent accepts calls.
     ///
-    /// The future is dropped when the box is no longer wanted or takes too long; [`stop`](Self::stop)
-    /// is called then, as it is after an error.
+    /// The runtime drops the future when the box is no longer needed or takes too long. It calls
+    /// [`stop`](Self::stop) after that, and also after an error.
     async fn start(&self, request: StartRequest<'_>) -> Result<StartedBox, BoxError>;
 
-    /// Whether the box is still there. Asked before it is used again.
+    /// Returns whether the box still exists. The runtime asks before reusing it.
     async fn alive(&self, id: Uuid) -> bool;
 
-    /// Mounts more directories into a living box. Called only with [`Capabilities::adds_mounts`].
+    /// Mounts more directories into a running box.
+    ///
+    /// The runtime calls this only with [`Capabilities::adds_mounts`].
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let _ = (id, mounts);
         Err(BoxError::unsupported("mounts cannot be added to a box"))
     }
 
-    /// Why a box ended though nobody asked for that, if the backend knows. Asked once its agent is gone.
+    /// Returns why a box ended unexpectedly, if the backend knows the reason.
+    ///
+    /// The runtime calls this after it lost the connection to the agent.
     fn why_gone(&self, id: Uuid) -> Option<BoxError> {
         let _ = id;
         None
     }
 
-    /// What a box uses now, as far as this machine tells. It does not wait.
+    /// Returns the current resource usage of a box without blocking.
+    ///
+    /// Values that this machine does not report are absent.
     fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
         let _ = id;
         Err(BoxError::unsupported(
@@ -76,8 +89,11 @@ pub trait Backend: Send + Sync + 'static {
         ))
     }
 
-    /// Decides to whom a box with a network may connect. Called once for each, before anything runs in it or after it was
-    /// [adopted](Self::adopt), and again for every change; what the box may not any more is broken off.
+    /// Sets the destinations that a box with a network may connect to.
+    ///
+    /// The runtime calls this once for each box: before the first process starts in it, or after it
+    /// was [adopted](Self::adopt). It calls this again for every change. The backend closes
+    /// connections that the new policy does not allow.
     fn set_network_policy(&self, id: Uuid, policy: &NetworkPolicy) -> Result<(), BoxError> {
         let _ = id;
         if *policy == NetworkPolicy::default() {
@@ -88,91 +104,101 @@ pub trait Backend: Send + Sync + 'static {
         ))
     }
 
-    /// Stops everything in a box, its agent included, or lets it go on. To do so again is a success.
+    /// Freezes or thaws all processes of a box, including its agent.
+    ///
+    /// Repeating the call succeeds.
     async fn freeze(&self, id: Uuid, frozen: bool) -> Result<(), BoxError> {
         let _ = (id, frozen);
         Err(BoxError::unsupported("this backend cannot pause a box"))
     }
 
-    /// Keeps a record with a box, in place of the one before, for whoever [adopts](Self::adopt) it. Called only with
-    /// [`Capabilities::outlive`].
+    /// Stores a record with a box and replaces the previous record.
+    ///
+    /// The runtime that [adopts](Self::adopt) the box reads the record. The runtime calls this only
+    /// with [`Capabilities::outlive`].
     fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
         let _ = (id, record);
         Ok(())
     }
 
-    /// The boxes of a process that is gone which may still live, and are this one's from now on. A box whose record is not
-    /// `readable` is somebody else's, and left alone. Called once, before the first start.
+    /// Takes over the boxes that an earlier process left behind.
+    ///
+    /// The boxes may still be running. The backend skips a box if its record is not `readable`,
+    /// because the box belongs to another program. The runtime calls this once, before the first
+    /// start.
     async fn adopt(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
         let _ = readable;
         Ok(Vec::new())
     }
 
-    /// Waits for the agent of a box that was [adopted](Self::adopt). An error proves nothing of the box: it is called again then,
-    /// or [`stop`](Self::stop) is.
+    /// Waits for the agent of a box that was [adopted](Self::adopt).
+    ///
+    /// An error does not mean that the box is dead. The runtime then calls this again or calls
+    /// [`stop`](Self::stop).
     async fn reach(&self, id: Uuid) -> Result<Reach, BoxError> {
         let _ = id;
         Ok(Reach::Gone("this backend adopts no boxes"))
     }
 
-    /// Ends a box with everything in it and frees what it held. Nothing to do is a success: the box
-    /// may be gone, half made or never begun.
+    /// Ends all processes of a box and frees its resources.
+    ///
+    /// The call succeeds if the box is gone, partly created or was never started.
     async fn stop(&self, id: Uuid) -> Result<(), BoxError>;
 }
 
-/// What the boxes of a backend can do.
+/// The optional features of a backend's boxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Reach a network.
+    /// Boxes can connect to a network.
     pub network: bool,
-    /// Get more mounts while they live.
+    /// The backend can add mounts to a running box.
     pub adds_mounts: bool,
-    /// Outlive this process, with the records that are [kept](Backend::keep) with them.
+    /// Boxes outlive this process, with the records [kept](Backend::keep) with them.
     pub outlive: bool,
 }
 
 impl Capabilities {
-    /// The same, reaching a network.
+    /// Returns these capabilities with network access.
     pub const fn with_network(mut self) -> Self {
         self.network = true;
         self
     }
 
-    /// The same, outliving this process if that is so.
+    /// Returns these capabilities with `outlive` set to this value.
     pub const fn with_outliving(mut self, outlive: bool) -> Self {
         self.outlive = outlive;
         self
     }
 
-    /// The same, getting more mounts while they live.
+    /// Returns these capabilities with mounts that can be added to a running box.
     pub const fn with_added_mounts(mut self) -> Self {
         self.adds_mounts = true;
         self
     }
 }
 
-/// Whether a backend can make boxes.
+/// Whether a backend can create boxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Availability {
-    /// It can.
+    /// The backend can create boxes.
     Available {
-        /// What it does less well than it could.
+        /// Features that work with restrictions.
         degraded: Vec<String>,
-        /// Protections it cannot give on this machine.
+        /// Protections that this machine does not support.
         missing: Vec<String>,
     },
-    /// It cannot.
+    /// The backend cannot create boxes.
     Unavailable {
-        /// Why, in words that end no sentence: `the daemon does not answer`.
+        /// The reason, without a final full stop: `the daemon does not answer`.
         reason: String,
-        /// What it would need and this machine does not have.
+        /// Requirements that this machine does not meet.
         missing: Vec<String>,
     },
 }
 
 impl Availability {
-    /// It can, and lacks nothing.
+    /// An available backend without restrictions.
     pub const fn full() -> Self {
         Self::Available {
             degraded: Vec::new(),
@@ -180,7 +206,7 @@ impl Availability {
         }
     }
 
-    /// It cannot, for this reason.
+    /// An unavailable backend, with the reason.
     pub fn unavailable(reason: impl Into<String>) -> Self {
         Self::Unavailable {
             reason: reason.into(),
@@ -189,16 +215,16 @@ impl Availability {
     }
 }
 
-/// What a backend finds out about this machine, for an operator.
+/// The report of a backend about this machine, for an operator.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Diagnosis {
-    /// The user that boxes would belong to, as `root`.
+    /// The user that owns the boxes, for example `root`.
     pub user: &'static str,
-    /// The system directories of a box without an image: `host` for the machine's own.
+    /// The source of the system directories without an image: `host` for this machine.
     pub rootfs: &'static str,
-    /// The version of Landlock; 0 if the kernel has none.
+    /// The Landlock ABI version; 0 if the kernel does not support Landlock.
     pub landlock: u32,
-    /// The features that boxes are made with.
+    /// The kernel features that boxes use.
     #[serde(rename = "primitives")]
     pub features: Vec<Feature>,
     /// Differences between the boxes of root and of an ordinary user.
@@ -206,7 +232,7 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// The names of protections that this machine does not give to a box.
+    /// Returns the names of the protections that this machine does not support.
     pub fn missing_protections(&self) -> impl Iterator<Item = &'static str> {
         let missing = self.features.iter().filter(|feature| !feature.present);
         missing
@@ -215,18 +241,18 @@ impl Diagnosis {
     }
 }
 
-/// A feature that boxes are made with.
+/// A kernel feature that boxes use.
 #[derive(Debug, Clone, Serialize)]
 pub struct Feature {
-    /// The name under which it is reported as missing.
+    /// The name that the backend reports if the feature is missing.
     pub name: &'static str,
-    /// The backend makes no box without it.
+    /// Whether the backend refuses to create a box without the feature.
     pub required: bool,
-    /// What it is for, or what happens without it.
+    /// The purpose of the feature, or the effect of its absence.
     pub about: &'static str,
-    /// Whether this machine gives it to this user.
+    /// Whether this machine provides the feature to the current user.
     pub present: bool,
-    /// Whether a box without it has a protection less.
+    /// Whether the feature is a protection of the box.
     #[serde(skip)]
     pub protects: bool,
 }
@@ -234,38 +260,42 @@ pub struct Feature {
 /// A difference between the boxes of root and of an ordinary user.
 #[derive(Debug, Serialize)]
 pub struct Difference {
-    /// What differs.
+    /// The property that differs.
     pub what: &'static str,
-    /// In boxes of root.
+    /// The value for boxes of root.
     pub as_root: &'static str,
-    /// In boxes of an ordinary user.
+    /// The value for boxes of an ordinary user.
     pub as_ordinary_user: &'static str,
 }
 
-/// A box to be made.
+/// The request to create a box.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct StartRequest<'a> {
-    /// The box's own id: directories, cgroups and sockets are named after it, never after the
-    /// session's id, which the caller chose.
+    /// The internal id of the box.
+    ///
+    /// The backend names directories, cgroups and sockets after it. It never uses the box id in the
+    /// spec for that, because the caller chose that id.
     pub id: Uuid,
-    /// What it is asked to be. `cmd` and `env` are not for the backend.
+    /// The requested properties of the box. The backend ignores `cmd` and `env`.
     pub spec: &'a BoxSpec,
 }
 
 impl<'a> StartRequest<'a> {
-    /// A box with this id, to this spec.
+    /// A request for a box with this internal id and this spec.
     pub fn new(id: Uuid, spec: &'a BoxSpec) -> Self {
         Self { id, spec }
     }
 
-    /// Whether the box may lack something.
+    /// Returns whether the spec lists this feature as best effort.
     pub fn does_without(&self, primitive: &str) -> bool {
         let best_effort = self.spec.best_effort.iter().flatten();
         best_effort.into_iter().any(|name| name == primitive)
     }
 
-    /// The guest's name and home directory, which every command of the box finds in its environment.
+    /// Returns the name and home directory of the guest user.
+    ///
+    /// Every command of the box gets both in its environment.
     pub fn guest(&self) -> (&'a str, &'a str) {
         guest_of(self.spec)
     }
@@ -278,20 +308,20 @@ pub(crate) fn guest_of(spec: &BoxSpec) -> (&str, &str) {
     }
 }
 
-/// A box that was made.
+/// A box that the backend has created.
 pub struct StartedBox {
-    /// What the backend calls it; shown to callers.
+    /// The id that the backend gave to the box. Callers see it.
     pub backend_id: String,
-    /// The agent in it.
+    /// The connection to the agent in the box.
     pub connection: Box<dyn Connection>,
-    /// What became of the request.
+    /// The differences between the box and the request.
     pub facts: Facts,
-    /// The shared memory of the agent, if the backend gave it one.
+    /// The memory shared with the agent, if the backend provides it.
     pub spool: Option<ShmPool>,
 }
 
 impl StartedBox {
-    /// A box as it was asked for.
+    /// A box without differences from the request and without shared memory.
     pub fn new(backend_id: impl Into<String>, connection: impl Connection) -> Self {
         Self {
             backend_id: backend_id.into(),
@@ -301,13 +331,13 @@ impl StartedBox {
         }
     }
 
-    /// The same, with a slot for output.
+    /// Returns this box with memory shared with its agent.
     pub fn with_spool(mut self, spool: ShmPool) -> Self {
         self.spool = Some(spool);
         self
     }
 
-    /// The same, with these facts.
+    /// Returns this box with these facts.
     pub fn with_facts(mut self, facts: Facts) -> Self {
         self.facts = facts;
         self
@@ -323,36 +353,36 @@ impl fmt::Debug for StartedBox {
     }
 }
 
-/// Whether a record that was [kept](Backend::keep) can be understood.
+/// Returns whether the runtime can parse a record [kept](Backend::keep) earlier.
 pub type Readable = fn(&str) -> bool;
 
-/// A box that may have outlived the process that made it.
+/// A box that may have outlived the process that created it.
 #[derive(Debug)]
 pub struct AdoptedBox {
-    /// Its own id.
+    /// The internal id of the box.
     pub id: Uuid,
-    /// What was last [kept](Backend::keep) with it.
+    /// The record that was last [kept](Backend::keep) with the box.
     pub record: String,
 }
 
-/// What became of a box that was adopted.
+/// The result of reaching an adopted box.
 #[derive(Debug)]
 pub enum Reach {
-    /// It lives, and this is the way to its agent.
+    /// The box is running; the value holds the connection to its agent.
     Here(StartedBox),
-    /// It is known to be dead, for this reason, and what it had is cleared away.
+    /// The box is dead, for this reason. The backend has freed its resources.
     Gone(&'static str),
 }
 
-/// In what a box differs from what was asked for.
+/// The differences between a box and its request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// What the image's name led to, where that is something else.
+    /// The image that the requested name resolved to, if it differs.
     pub image_resolved: Option<String>,
-    /// What the system directories are: `host` for the machine's own, `image` for those of an image.
+    /// The source of the system directories: `host` for this machine, or `image`.
     pub rootfs: Option<Cow<'static, str>>,
-    /// Protections this machine does not grant.
+    /// Protections that this machine does not support.
     pub missing: Vec<String>,
-    /// What was asked for at best effort and could not be given.
+    /// Best-effort requests that the backend could not fulfil.
     pub degraded: Vec<String>,
 }

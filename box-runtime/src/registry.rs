@@ -1,5 +1,7 @@
-//! The actor that owns the table of sessions. It finds or makes the session a call is for and hands
-//! the call over; it waits for nobody, so no box can hold up another.
+//! The actor that owns the registry of boxes.
+//!
+//! It finds or creates the box of a call and passes the call to the task of that box. It never
+//! waits for a box, so no box can delay another.
 
 mod closing;
 mod slot;
@@ -24,19 +26,19 @@ use crate::box_actor::{self, Begin, Request, Shared};
 use crate::caller::Rights as _;
 use box_rpc::Caller;
 
-/// The most bytes of configuration that are kept for one caller.
+/// Maximum size of the configuration stored for one caller.
 const CONFIGURATION_BYTES: usize = 256 * 1024;
 
-/// What the table is asked.
+/// A message to the registry.
 pub(crate) enum Ask {
-    /// Give this to its session.
+    /// Pass this request to the task of its box.
     Request(Request),
     Find {
         box_id: BoxId,
         caller: Caller,
         reply: oneshot::Sender<Result<Arc<BoxEntry>, BoxError>>,
     },
-    /// Everything the caller sees.
+    /// List all boxes that are visible to the caller.
     All {
         caller: Caller,
         reply: oneshot::Sender<Vec<Arc<BoxEntry>>>,
@@ -62,28 +64,28 @@ pub(crate) enum Ask {
         until: Instant,
         reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
     },
-    /// A box that was adopted, to be a session again.
+    /// Register an adopted box.
     Adopt {
         entry: Arc<BoxEntry>,
         begin: Begin,
         reply: oneshot::Sender<bool>,
     },
-    /// A session's last word, and the calls it did not begin.
+    /// The task of a box has ended; `left` holds the calls it did not begin.
     Ended {
         entry: Arc<BoxEntry>,
         left: Vec<Request>,
     },
 }
 
-/// What is done about an update.
+/// Whether an update is only validated or also applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// It is only looked whether it can be done.
+    /// Validate the update without applying it.
     Check,
     Change,
 }
 
-/// How many sessions there are.
+/// The number of boxes.
 pub(crate) struct Count {
     pub(crate) seen: usize,
     pub(crate) all: usize,
@@ -100,10 +102,13 @@ pub(crate) struct Table {
     exited: watch::Sender<bool>,
 }
 
-/// A box. Its id is unique among its owner's boxes, so that no caller can take or probe an id of another owner.
+/// The key of a box.
+///
+/// An id is unique among the boxes of one owner. A caller therefore cannot take or probe the ids of
+/// another owner.
 type Key = (Arc<str>, BoxId);
 
-/// A name is unique within its owner's boxes of one world.
+/// The key of a name, which is unique per owner and world.
 type NameKey = (Arc<str>, World, Name);
 
 impl Table {
@@ -125,7 +130,7 @@ impl Table {
         }
     }
 
-    /// Serves until the last handle is dropped, which ends every session.
+    /// Serves until the last handle is dropped, then ends every box.
     pub(crate) async fn run(mut self) {
         loop {
             let until = self.closings.first_deadline();
@@ -217,7 +222,10 @@ impl Table {
             .ok_or_else(|| self.shared.ends.not_found(&caller.name(), id))
     }
 
-    /// Which box a caller means: its own of this id, or another owner's by the name it has for callers who see all.
+    /// Returns the key of the box that a caller refers to.
+    ///
+    /// The id names a box of the caller. A caller that sees all boxes can also use the `ID@OWNER`
+    /// form.
     fn key_of(&self, id: &BoxId, caller: &Caller) -> Option<Key> {
         let own = (caller.name(), id.clone());
         if self.slots.contains_key(&own) {
@@ -228,7 +236,7 @@ impl Table {
         named.map(|(key, _)| key.clone())
     }
 
-    /// Gives a call to its session, which is made if the call can make it.
+    /// Passes a request to the task of its box, and creates the box if needed.
     fn route(&mut self, work: Request) {
         let (id, caller) = work.subject();
         let key = self.key_of(id, caller);
@@ -244,7 +252,7 @@ impl Table {
         }
     }
 
-    /// Whether a call may go to its session, which is there if it has a key.
+    /// Checks whether a request is allowed. An existing box has a key.
     fn admit(&self, work: &Request, key: Option<&Key>) -> Result<(), BoxError> {
         let (id, caller) = work.subject();
         if self.is_closing_for(&caller.name()) {
@@ -264,7 +272,7 @@ impl Table {
         Ok(())
     }
 
-    /// Whether there may be another box, and another of this caller.
+    /// Checks the limit of all boxes and the limit of the caller's boxes.
     fn has_room(&self, caller: &Caller, max_boxes: Option<usize>) -> Result<(), BoxError> {
         let config = &self.shared.config;
         let full = |name: &str, limit: usize| {
@@ -299,7 +307,7 @@ impl Table {
         )
     }
 
-    /// Makes the session for a call, and gives it the call.
+    /// Creates the box for a request and passes the request to its task.
     fn make(&mut self, work: Request) {
         let ((_, caller), Some(spec)) = (work.subject(), work.spec()) else {
             return;
@@ -308,7 +316,7 @@ impl Table {
         self.enter(entry, Begin::With(vec![work]));
     }
 
-    /// Makes a session of a box that was adopted, unless there is one of its id.
+    /// Registers an adopted box, unless another box has its key.
     fn adopt(&mut self, entry: Arc<BoxEntry>, begin: Begin) -> bool {
         let free = !self.slots.contains_key(&entry.key());
         if free {
@@ -337,8 +345,9 @@ impl Table {
         self.slots.insert(key, slot);
     }
 
-    /// Changes a box's entry: everything is checked before anything is changed. The entry, whose [`kept`](BoxEntry::kept) tells
-    /// when the change is on disk.
+    /// Updates the entry of a box after validating every change.
+    ///
+    /// The returned entry's [`kept`](BoxEntry::kept) completes when the change is on disk.
     fn update(
         &mut self,
         caller: &Caller,
@@ -390,7 +399,7 @@ impl Table {
         if stage == Stage::Check {
             return Ok(entry);
         }
-        // The one change that may fail is the first.
+        // Only this change can fail, so it comes before the others.
         if let Some(policy) = params.network_policy {
             entry.set_policy(policy)?;
         }
@@ -431,12 +440,12 @@ impl Table {
         Ok(())
     }
 
-    /// Whether somebody shuts down what this owner has.
+    /// Returns whether a shutdown covers the boxes of this owner.
     fn is_closing_for(&self, owner: &str) -> bool {
         *self.exited.borrow() || self.closings.cover(owner)
     }
 
-    /// Lets go of every session the caller sees; the answer is given when the last has ended.
+    /// Ends every box visible to the caller and answers when the last has ended.
     fn shutdown(
         &mut self,
         caller: Caller,
@@ -461,7 +470,7 @@ impl Table {
         self.closings.begin(caller, left, until, reply);
     }
 
-    /// Ends the shutdowns whose time is over: whatever still hangs is left to its backend.
+    /// Ends overdue shutdowns and leaves boxes that still run to their backend.
     fn give_up(&mut self) {
         for caller in self.closings.overdue(Instant::now()) {
             let stuck: Vec<_> = self.seen_by(&caller).map(Arc::clone).collect();
@@ -485,7 +494,7 @@ impl Table {
 
     fn remove(&mut self, entry: &Arc<BoxEntry>) -> Option<Slot> {
         let key = entry.key();
-        // Another session may have this id by now.
+        // A new box may have this key already.
         self.slots
             .get(&key)
             .filter(|slot| Arc::ptr_eq(&slot.entry, entry))?;
@@ -497,7 +506,7 @@ impl Table {
         self.slots.remove(&key)
     }
 
-    /// A session has ended: calls it did not begin go to a new one.
+    /// Removes a box that has ended; a new box serves the calls it did not begin.
     fn ended(&mut self, entry: &Arc<BoxEntry>, left: Vec<Request>) {
         let mut waiting = Vec::new();
         if let Some(slot) = self.remove(entry) {
@@ -509,7 +518,8 @@ impl Table {
         for work in left.into_iter().chain(waiting) {
             let caller = work.subject().1;
             let admitted = if *caller.name() != *entry.owner {
-                // It meant somebody else's box, which is gone; a new one would be its own.
+                // The call meant the box of another owner. A new box would belong to the caller
+                // instead.
                 Err(self.shared.ends.not_found(&entry.owner, id))
             } else if lane.is_empty() {
                 self.admit(&work, None)
@@ -529,7 +539,7 @@ impl Table {
     }
 }
 
-/// Whether a call may go to a session that is there.
+/// Checks whether a request may go to an existing box.
 fn may_find_one(work: &Request, id: &BoxId) -> Result<(), BoxError> {
     if matches!(work, Request::Create(create) if create.must_be_new) {
         let error = BoxError::conflict(format!("box {id} already exists"));

@@ -1,4 +1,4 @@
-//! The handle: one method an action.
+//! The handle of the runtime, with one method per action.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,26 +27,28 @@ use crate::registry::{Ask, Count, Stage, Table};
 use crate::select::Selector;
 use box_rpc::Caller;
 
-/// Calls that may wait for the table, which waits for nobody.
+/// Capacity of the registry's mailbox. The registry never blocks on a box.
 const TABLE_MAILBOX: usize = 1024;
 
-/// About the most bytes of boxes that one answer lists; a message holds more.
+/// Approximate size limit of one `box.list` answer, below the message limit.
 const LIST_BYTES: usize = 8 << 20;
 
-/// The longest a shutdown may be asked to take.
+/// Upper bound of the shutdown time that a caller may ask for.
 const LONGEST_SHUTDOWN: Duration = Duration::from_hours(24);
 
-/// Keeps boxes and runs commands in them. Cheap to clone; dropping the last handle, and the last
-/// router made from one, ends every box.
+/// Manages boxes and runs commands in them.
 ///
-/// Dropping the future of a call withdraws the call. A command it began is killed, unless it was
-/// asked to go on; a box it began to make is made.
+/// A clone is cheap and refers to the same runtime. The runtime ends every box when the last
+/// handle, and the last router made from a handle, is dropped.
+///
+/// Dropping the future of a call cancels the call. The runtime then kills the command that the call
+/// started, unless its `on_disconnect` is `keep`. A box that the call began to create is still created.
 #[derive(Clone)]
 pub struct BoxRuntime {
     table: mpsc::Sender<Ask>,
     shared: Arc<Shared>,
     exited: watch::Receiver<bool>,
-    /// The most boxes that a caller of this handle may have.
+    /// Maximum number of boxes that each caller of this handle may have.
     max_boxes: Option<usize>,
 }
 
@@ -81,8 +83,9 @@ impl BoxRuntime {
         }
     }
 
-    /// A handle to the same runtime whose callers may have at most so many boxes each, beside
-    /// [`RuntimeConfig::max_boxes_per_caller`].
+    /// Returns a handle to the same runtime with a box limit for each caller.
+    ///
+    /// The limit applies in addition to [`RuntimeConfig::max_boxes_per_caller`].
     pub fn with_max_boxes(&self, boxes: usize) -> Self {
         Self {
             max_boxes: Some(boxes),
@@ -90,7 +93,7 @@ impl BoxRuntime {
         }
     }
 
-    /// Makes a box, or finds the one that fits.
+    /// Creates a box, or returns the existing box that matches the spec.
     pub async fn create(
         &self,
         caller: &Caller,
@@ -110,12 +113,12 @@ impl BoxRuntime {
         answer.await.map_err(|_| unanswered())?
     }
 
-    /// What is known of a box.
+    /// Returns the state and settings of a box.
     pub async fn get(&self, caller: &Caller, id: &BoxId) -> Result<BoxInfo, BoxError> {
         Ok(self.entry(caller, id).await?.info(caller))
     }
 
-    /// The entry of a box that the caller sees.
+    /// Returns the entry of a box that is visible to the caller.
     pub(crate) async fn entry(
         &self,
         caller: &Caller,
@@ -130,7 +133,7 @@ impl BoxRuntime {
         self.ask(ask).await?
     }
 
-    /// The caller's boxes, by id.
+    /// Lists the boxes of the caller, sorted by id.
     pub async fn list(
         &self,
         caller: &Caller,
@@ -171,9 +174,14 @@ impl BoxRuntime {
         })
     }
 
-    /// Changes what may change: name, labels, note, lifetime, defaults, network policy. All of it or nothing; answered once it is
-    /// on disk, where boxes outlive the runtime. Mounts are added before, after the execs that were asked for earlier, and stay
-    /// also if somebody takes the name meanwhile.
+    /// Changes the mutable settings of a box.
+    ///
+    /// These are the name, labels, note, lifetime, defaults and network policy. The runtime applies
+    /// either all changes or none. If boxes outlive the runtime, it answers after the change is on
+    /// disk.
+    ///
+    /// The runtime adds mounts first, after the execs that arrived earlier. The mounts stay even if
+    /// another box takes the requested name in the meantime.
     pub async fn update(
         &self,
         caller: &Caller,
@@ -213,8 +221,11 @@ impl BoxRuntime {
         self.ask(ask).await?
     }
 
-    /// Pauses or resumes a box, after the execs that were asked for before. A paused box stands still, its agent included: what
-    /// was asked of its inside is answered once it goes on. It has no end for want of use, and keeps its other ends.
+    /// Pauses or resumes a box, after the execs that arrived earlier.
+    ///
+    /// All processes of a paused box are frozen, including its agent. The agent answers pending
+    /// calls after the box is resumed. A paused box does not expire for being idle, but its other
+    /// time limits still apply.
     pub async fn transition(
         &self,
         caller: &Caller,
@@ -232,7 +243,7 @@ impl BoxRuntime {
         answer.await.map_err(|_| unanswered())?
     }
 
-    /// Deletes a box and returns once it is gone.
+    /// Deletes a box and returns after the box has ended.
     pub async fn delete(
         &self,
         caller: &Caller,
@@ -250,12 +261,12 @@ impl BoxRuntime {
         answer.await.map_err(|_| unanswered())?
     }
 
-    /// Which backend there is and what it lacks.
+    /// Returns the selected backend and its missing features.
     pub async fn health(&self) -> BackendInfo {
         self.shared.selector.choose().await.info.clone()
     }
 
-    /// Health, the caller's boxes, limits and room.
+    /// Returns the health, the caller's box count, the limits and the free capacity.
     pub async fn status(&self, caller: &Caller) -> Result<SystemStatusResult, BoxError> {
         let caller = caller.clone();
         let Count { seen, all } = self.ask(|reply| Ask::Count { caller, reply }).await?;
@@ -281,7 +292,9 @@ impl BoxRuntime {
         })
     }
 
-    /// Merges the caller's configuration, member by member. It is kept, and nothing reads it yet.
+    /// Merges configuration members into those of the caller.
+    ///
+    /// The runtime stores the configuration but does not read it yet.
     pub async fn configure(
         &self,
         caller: &Caller,
@@ -297,8 +310,10 @@ impl BoxRuntime {
         Ok(SystemConfigureResult { initialized: true })
     }
 
-    /// Ends every box the caller sees, within a bound, refusing new ones meanwhile. Afterwards the
-    /// runtime serves again, or never more if it was asked to exit.
+    /// Ends every box that is visible to the caller, within a time limit.
+    ///
+    /// The runtime refuses new boxes during the shutdown. It accepts calls again afterwards, unless
+    /// the caller asked it to exit.
     pub async fn shutdown(
         &self,
         caller: &Caller,
@@ -316,7 +331,7 @@ impl BoxRuntime {
         self.ask(ask).await?
     }
 
-    /// Returns once somebody has asked the server to exit.
+    /// Waits until a caller has asked the server to exit.
     pub async fn exit_asked(&self) {
         let mut exited = self.exited.clone();
         if exited.wait_for(|exited| *exited).await.is_err() {
@@ -351,7 +366,7 @@ impl BoxRuntime {
     }
 }
 
-/// A session that was given up, or failed in a way nobody foresaw.
+/// The error for a box task that was aborted or panicked before it answered.
 pub(crate) fn unanswered() -> BoxError {
     BoxError::unavailable("the box ended without an answer")
 }
