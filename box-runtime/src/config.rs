@@ -1,4 +1,4 @@
-//! Every limit of a runtime: its name, its default, what happens beyond it.
+//! The limits of a runtime: names, defaults and the effect of exceeding them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,40 +7,54 @@ use std::time::Duration;
 
 use crate::backend::Backend;
 
-/// How a runtime is set up. A limit's field is the name printed in its error.
+/// The configuration of a runtime. An error names a limit by its field.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RuntimeConfig {
-    /// The backends, best first: a new box is made by the first that is available.
+    /// The backends in order of preference. The first available one creates a box.
     pub backends: Vec<Arc<dyn Backend>>,
-    /// Idle time after which a box is deleted, unless its lifetime says otherwise.
+    /// Idle time after which the runtime deletes a box without another lifetime.
     pub idle_ttl: Duration,
-    /// How long the record and the output of an ended command are kept, unless it says so itself.
+    /// How long an ended command is kept with its output, by default.
     pub command_retention: Duration,
-    /// Boxes there may be, those being made and those on their way out included. Beyond: `capacity`.
+    /// Maximum number of boxes, including those being created or ended.
+    ///
+    /// Beyond: `capacity`.
     pub max_boxes: usize,
-    /// Boxes one caller may have of them; `None` is no limit. Whoever sees all boxes has none either. Beyond: `capacity`.
+    /// Maximum number of boxes of one caller; `None` means no limit.
+    ///
+    /// The limit does not apply to callers that see all boxes. Beyond: `capacity`.
     pub max_boxes_per_caller: Option<usize>,
-    /// Calls that may wait for one box. Beyond: `capacity`.
+    /// Maximum number of calls that wait for one box. Beyond: `capacity`.
     pub queued_calls: usize,
-    /// How long a box may take to start. Beyond: `timeout`.
+    /// Maximum time to start a box. Beyond: `timeout`.
     pub start_timeout: Duration,
-    /// How long a box may take to end. Beyond: the caller is told so, and its backend waits on.
+    /// Maximum time to end a box.
+    ///
+    /// Beyond: the caller gets an error, and the backend continues to end the box.
     pub stop_timeout: Duration,
-    /// How long a backend may take to say whether it is available, or a box alive. Beyond: it is not.
+    /// Maximum time of a backend's availability check and of a box's liveness check.
+    ///
+    /// Beyond: the runtime treats the backend as unavailable or the box as dead.
     pub probe_timeout: Duration,
-    /// How long after a command's timeout its agent may take to say so. Beyond: the box is ended.
+    /// Maximum time between a command's timeout and the agent's report of it.
+    ///
+    /// Beyond: the runtime ends the box.
     pub timeout_grace: Duration,
-    /// How long a shutdown may take that does not say so itself. Beyond: what is left is given up.
+    /// Maximum time of a shutdown, unless the call sets another.
+    ///
+    /// Beyond: the runtime abandons the boxes that still run.
     pub shutdown_within: Duration,
-    /// Silence after which an agent is pinged; `None` pings none.
+    /// Silence after which the runtime pings an agent; `None` disables pings.
     pub agent_heartbeat: Option<Duration>,
-    /// The file in which it is kept why boxes ended, for a later process; `None` keeps that in memory only.
+    /// The file that stores why boxes ended, for a later process.
+    ///
+    /// With `None` the runtime keeps the reasons in memory only.
     pub ends_file: Option<PathBuf>,
 }
 
 impl RuntimeConfig {
-    /// The defaults, with these backends.
+    /// Returns the defaults with these backends.
     pub fn new(backends: Vec<Arc<dyn Backend>>) -> Self {
         Self {
             backends,
@@ -59,7 +73,7 @@ impl RuntimeConfig {
         }
     }
 
-    /// The defaults, with one backend.
+    /// Returns the defaults with one backend.
     pub fn with(backend: impl Backend) -> Self {
         Self::new(vec![Arc::new(backend)])
     }

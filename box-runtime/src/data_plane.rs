@@ -1,4 +1,4 @@
-//! Calls that the agent lease a box answers: found, waited for and passed on here, and never believed more than need be.
+//! Calls that the agent of a box answers: found, ordered, forwarded, validated.
 
 use std::future::Future;
 
@@ -19,34 +19,34 @@ use crate::order::Queued;
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
-/// Chunks of an agent that may wait here, for each call.
+/// Chunks that an agent may send ahead in each call.
 const CREDIT: u32 = 8;
 
-/// An action that the agent lease a box serves, under the same name and with the same types.
+/// An action that an agent serves under the same name and with the same types.
 pub trait DataPlane: Action<Params: Ordered> + Sized {
-    /// The box.
+    /// Returns the id of the box.
     fn box_id(params: &Self::Params) -> &BoxId;
 
-    /// Whether a chunk is no larger than a chunk may be.
+    /// Returns whether a chunk is within the size limit.
     fn fits(chunk: &Self::Chunk) -> bool;
 
-    /// Where a chunk is, and how long: those of a file follow on each other.
+    /// Returns the offset and length of a chunk of a file, which must be contiguous.
     #[doc(hidden)]
     fn place(_: &Self::Chunk) -> Option<(u64, usize)> {
         None
     }
 
-    /// Where the first of them must be.
+    /// Returns the expected offset of the first chunk.
     #[doc(hidden)]
     fn order(_: &Self::Params) -> Order {
         Order::default()
     }
 
-    /// A chunk is passed on.
+    /// Notes that the runtime forwards a chunk.
     #[doc(hidden)]
     fn passes(_: &AgentLease, _: &Self::Chunk) {}
 
-    /// Asks the agent.
+    /// Sends the call to the agent.
     #[doc(hidden)]
     fn ask(
         lease: &AgentLease,
@@ -56,7 +56,7 @@ pub trait DataPlane: Action<Params: Ordered> + Sized {
         ask::<Self>(lease, params, order)
     }
 
-    /// Asks the agent, and passes its chunks on.
+    /// Sends the call to the agent and forwards its chunks.
     #[doc(hidden)]
     fn stream(
         lease: &AgentLease,
@@ -68,22 +68,24 @@ pub trait DataPlane: Action<Params: Ordered> + Sized {
     }
 }
 
-/// Where the next chunk of a file must be. An agent lives with the guest: a caller that writes chunks where they say they are must
-/// not be led elsewhere.
+/// The expected offset of the next chunk of a file.
+///
+/// The guest may control the agent. Without this check it could make a caller write chunks at other
+/// offsets.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Order {
-    /// Where it must be, if that is known.
+    /// The expected offset, if it is known.
     next: Option<u64>,
 }
 
 impl Order {
-    /// The first chunk is here.
+    /// Expects the first chunk at this offset.
     pub(crate) fn from(offset: u64) -> Self {
         Self { next: Some(offset) }
     }
 
-    /// An error unless a chunk of so many bytes may be here.
+    /// Checks that a chunk of this length may be at this offset.
     pub(crate) fn follows(&mut self, offset: u64, bytes: usize) -> Result<(), BoxError> {
         let is_next = self.next.is_none_or(|next| next == offset);
         let end = offset.checked_add(bytes as u64).filter(|_| is_next);
@@ -95,7 +97,9 @@ impl Order {
     }
 }
 
-/// Asks the agent of a box, in one message, when the call's turn has come. Calls behind it do not wait for its answer.
+/// Sends a call to the agent in one message, when its turn has come.
+///
+/// Later calls do not wait for the answer.
 pub(crate) async fn ask<A: Action>(
     lease: &AgentLease,
     params: &A::Params,
@@ -109,7 +113,7 @@ pub(crate) async fn ask<A: Action>(
     lease.attended(answer).await?.map_err(agents_error)
 }
 
-/// The same, with chunks that come in messages.
+/// Sends a call and forwards the chunks that the agent sends in messages.
 pub(crate) async fn stream<A: DataPlane>(
     lease: &AgentLease,
     params: &A::Params,
@@ -144,8 +148,10 @@ pub(crate) async fn stream<A: DataPlane>(
 }
 
 impl BoxRuntime {
-    /// Asks the agent of the box. Waits while the box is being made; overlaps with its execs and keeps it in use. Dropping the
-    /// future withdraws the call.
+    /// Forwards a call to the agent of the box.
+    ///
+    /// The call waits while the box is being created. It runs concurrently with execs and counts as
+    /// activity of the box. Dropping the future cancels the call.
     pub async fn forward<A: DataPlane>(
         &self,
         caller: &Caller,
@@ -156,7 +162,7 @@ impl BoxRuntime {
         lease.outcome(A::ask(&lease, params, order)).await
     }
 
-    /// The same, with chunks before the result, no faster than they are taken.
+    /// Forwards a call with chunks before its result, with back-pressure.
     pub async fn forward_streamed<A: DataPlane>(
         &self,
         caller: &Caller,
@@ -169,7 +175,9 @@ impl BoxRuntime {
         lease.outcome(streaming).await
     }
 
-    /// What a box is like from lease, by the words of its agent. To look is not to use.
+    /// Returns the agent's description of the box.
+    ///
+    /// Does not count as activity and does not wake the box.
     pub async fn guest(&self, caller: &Caller, id: &BoxId) -> Result<GuestInfo, BoxError> {
         let lease = self.look(caller, id).await?;
         lease
@@ -189,7 +197,7 @@ impl BoxRuntime {
         AgentLease::enter(entry, caller, Purpose::Use).await
     }
 
-    /// Goes in to ask what the agent knows, which neither wakes the box nor counts as use.
+    /// Acquires the agent without waking the box and without counting as activity.
     pub(crate) async fn look(&self, caller: &Caller, id: &BoxId) -> Result<AgentLease, BoxError> {
         AgentLease::enter(self.entry(caller, id).await?, caller, Purpose::Look).await
     }
@@ -223,7 +231,7 @@ macro_rules! data_plane {
     };
 }
 
-/// Those that are asked as they are.
+/// Implements actions that the runtime forwards unchanged.
 macro_rules! as_they_are {
     ($($action:ty),*) => {$(
         impl DataPlane for $action {
@@ -307,7 +315,7 @@ mod tests {
             assert_eq!(error.code(), Code::Unavailable, "{elsewhere}");
         }
         assert!(Order::from(0).follows(4096, 1).is_err(), "not where asked");
-        // Where a line begins only the agent knows, but no file is that long.
+        // Only the agent knows where a line begins, but no file has such an offset.
         assert!(Order::default().follows(4096, 1).is_ok());
         for too_far in [u64::MAX, i64::MAX as u64, u64::MAX - 4] {
             assert!(Order::default().follows(too_far, 5).is_err(), "{too_far}");

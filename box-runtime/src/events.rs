@@ -1,4 +1,4 @@
-//! `box.events`: what happened to boxes, kept for a while.
+//! `box.events`: recent events of boxes.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,45 +14,48 @@ use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
-/// Events that are kept of each owner. The oldest go first.
+/// Events kept for each owner. The runtime drops the oldest first.
 const KEPT: usize = 4096;
 
-/// Longer messages are cut: what an agent or a backend says may be of any length.
+/// Maximum message length. Agents and backends may send longer messages.
 const MESSAGE: usize = 512;
 
-/// What happened lately. Each owner has a row and numbers of its own: how much happens to others shows in neither.
+/// The recent events of all boxes.
+///
+/// Each owner has a separate list with separate numbers. Neither shows an owner how many events
+/// other owners have.
 pub(crate) struct Events {
     told: Mutex<Told>,
-    /// The number before the first.
+    /// The number before the first event.
     first: u64,
-    /// The number of the last, among those of all owners.
+    /// The number of the last event, counted over all owners.
     last: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct Told {
-    /// By owner, who are as many as there are tokens.
+    /// The events by owner. The number of owners is at most the number of tokens.
     rows: HashMap<Arc<str>, Row>,
 }
 
-/// What happened to the boxes of one owner.
+/// The events of one owner's boxes.
 #[derive(Default)]
 struct Row {
     kept: VecDeque<Kept>,
-    /// How many there were.
+    /// The number of events so far, including dropped ones.
     count: u64,
 }
 
-/// What happened, with its number among its owner's.
+/// An event with its number among the events of its owner.
 struct Kept {
     event: BoxEvent,
-    /// Its number among those of all owners.
+    /// Its number among the events of all owners.
     of_all: u64,
     owner: Arc<str>,
 }
 
 impl Kept {
-    /// Its number, for this caller.
+    /// Returns the number of the event for this caller.
     fn seq(&self, caller: &Caller) -> u64 {
         if caller.sees_all() {
             self.of_all
@@ -71,19 +74,20 @@ impl Kept {
     }
 }
 
-/// What a reader finds.
+/// The events that a reader has not seen yet.
 struct Look {
     events: Vec<BoxEvent>,
-    /// The number of the last event there is, for the caller.
+    /// The number of the caller's last event.
     last: u64,
-    /// How many of the caller's are gone since the last look.
+    /// The number of the caller's events dropped since the previous read.
     lost: u64,
 }
 
 impl Events {
     pub(crate) fn new() -> Self {
-        // Numbers go on rising from one process to the next, as long as clocks do: nobody makes a thousand events a
-        // millisecond. A caller's place in the stream of an earlier process is before everything that happens in this one.
+        // Numbers keep rising across processes, because they start at the clock and events are
+        // rarer than one per microsecond. A number from an earlier process is below all numbers of
+        // this process.
         let first = UnixMs::now().0.saturating_mul(1000);
         Self {
             told: Mutex::default(),
@@ -92,12 +96,12 @@ impl Events {
         }
     }
 
-    /// Every change is a few assignments, so a poisoned lock still holds sound events.
+    /// Every change is a few assignments, so the data of a poisoned lock is valid.
     fn told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something happened to a box.
+    /// Records an event of a box.
     pub(crate) fn tell(&self, entry: &BoxEntry, kind: &str, message: &str) {
         let mut told = self.told();
         let of_all = *self.last.borrow() + 1;
@@ -120,11 +124,11 @@ impl Events {
             of_all,
             owner: Arc::clone(&entry.owner),
         });
-        // Within the lock, so that numbers and places agree.
+        // Set under the lock, so that events are stored in the order of their numbers.
         self.last.send_replace(of_all);
     }
 
-    /// The number of the last event there is, for this caller.
+    /// Returns the number of the caller's last event.
     fn last(&self, told: &Told, caller: &Caller) -> u64 {
         if caller.sees_all() {
             return *self.last.borrow();
@@ -133,11 +137,11 @@ impl Events {
         self.first + count
     }
 
-    /// What the caller sees of what came after this number, or of all there is.
+    /// Returns the caller's events after this number, or all of them.
     fn look(&self, caller: &Caller, params: &BoxEventsParams, after: Option<u64>) -> Look {
         let told = self.told();
         let last = self.last(&told, caller);
-        // A number that is still to come is of an earlier process, whose clock was ahead.
+        // A number above the last one comes from an earlier process with a clock ahead of this one.
         let from = after.unwrap_or(0).max(self.first);
         let from = if from > last { self.first } else { from };
         let rows = told.rows.iter().filter(|(owner, _)| caller.sees(owner));
@@ -165,8 +169,11 @@ impl Events {
 }
 
 impl BoxRuntime {
-    /// What happened to the caller's boxes, or to one of them, also if it is gone; with `follow`, until dropped. What a reader
-    /// leaves for too long is gone, and counted; what happened before this process began is gone, and not.
+    /// Returns the events of the caller's boxes, or of one box.
+    ///
+    /// The box may have ended already. With `follow`, the call continues until it is dropped. The
+    /// result counts the events that the runtime dropped before a slow reader took them. It does
+    /// not count events from before this process started.
     pub async fn events(
         &self,
         caller: &Caller,
@@ -192,7 +199,7 @@ impl BoxRuntime {
                     return Err(BoxError::cancelled("nobody takes the events"));
                 }
             }
-            // The sender lives with the handle.
+            // The handle owns the sender, so this does not fail while the call runs.
             if !params.follow || news.changed().await.is_err() {
                 return Ok(BoxEventsResult { next, lost });
             }
@@ -247,7 +254,7 @@ mod tests {
         for _ in 0..told {
             events.tell(&hers, "started", "");
         }
-        // It has taken those three, and waits for its reader with two of them.
+        // The call has read these three events and waits for its reader with two of them.
         let first = chunks.recv().await.unwrap();
         tokio::task::yield_now().await;
         for number in 0..2 * KEPT {
@@ -273,7 +280,7 @@ mod tests {
         following.abort();
     }
 
-    /// What this caller finds after that, and its next place.
+    /// Returns the events after this number, and the number to continue from.
     async fn found(
         runtime: &BoxRuntime,
         caller: &Caller,
@@ -307,7 +314,7 @@ mod tests {
         assert_eq!(all[0], first[0], "nothing of hers is gone");
         assert_eq!((all[1].seq, all[1].lost), (first[0].seq + 1, 0));
         assert_eq!(next, all[1].seq);
-        // The administrator, who sees all, sees the same events by other numbers and names.
+        // A local caller sees all boxes. It gets the same events with other numbers and box ids.
         let (all, _) = found(&runtime, &local, None).await;
         assert_eq!(all.len(), KEPT + 2);
         assert_eq!(all[KEPT + 1].seq, all[0].seq + 2 * KEPT as u64 + 1);

@@ -1,5 +1,7 @@
-//! Files on their way between a runtime and an agent: raw, through a slot, where there is one and the agent knows how; otherwise
-//! in messages.
+//! Transfers files between the runtime and an agent.
+//!
+//! The data passes through a slot of shared memory if one is free and the agent supports slots.
+//! Otherwise the data travels in messages.
 
 use std::future::Future;
 
@@ -20,15 +22,17 @@ use crate::data_plane::{DataPlane, Order, ask, stream};
 use crate::order::Queued;
 use crate::shm::{ShmPool, ShmSlot};
 
-/// Up to here data travels in the message: less work on both ends than a look into the slot.
+/// Maximum data size in a message. For so few bytes a slot costs more than it saves.
 const INLINE: usize = 4096;
 
-/// Chunks of an agent that may be ahead: while one is looked at, its place is not taken by another.
+/// Chunks that an agent may send ahead, so that it does not overwrite an unread one.
 #[expect(clippy::cast_possible_truncation, reason = "it is four")]
 const CREDIT: u32 = (FILE_PLACES / 2) as u32;
 
-/// A slot that data was put into for a call. Given back once the agent has taken it from there: a call that is dropped before
-/// its answer may not have come to that.
+/// A slot that holds the data of a call.
+///
+/// The slot becomes free after the agent has read it. If the call is dropped before its answer, the
+/// agent may not have read the slot yet.
 struct Filled {
     agent: Peer,
     slot: Option<ShmSlot>,
@@ -46,7 +50,7 @@ impl Filled {
         self.slot.as_ref().map_or(u32::MAX, ShmSlot::number)
     }
 
-    /// The agent has answered.
+    /// Returns the slot after the agent has answered.
     fn taken(mut self) -> Option<ShmSlot> {
         self.slot.take()
     }
@@ -57,8 +61,9 @@ impl Drop for Filled {
         let Some(slot) = self.slot.take() else {
             return;
         };
-        // An agent takes what is in the slot when it comes to the call. It has come to it when it answers something later.
-        // Without anybody to wait for that, the slot is never used again.
+        // The agent reads the slot when it handles the call, and has done so when it answers a
+        // later call. Without a tokio runtime this cannot be awaited, so the slot is never used
+        // again.
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => {
                 let agent = self.agent.clone();
@@ -73,7 +78,7 @@ impl Drop for Filled {
     }
 }
 
-/// Something whose data can be in a slot.
+/// An action whose data can be in a slot.
 trait Carries: Action + DataPlane {
     type Spooled: Action<Result = Self::Result>;
 
@@ -81,10 +86,10 @@ trait Carries: Action + DataPlane {
 
     fn upload(params: &Self::Params) -> Option<&UploadPiece>;
 
-    /// The same, for this part of its data.
+    /// Returns the parameters with this part of the data.
     fn part(params: &Self::Params, data: Blob, upload: Option<UploadPiece>) -> Self::Params;
 
-    /// The same without the data, which is in a slot.
+    /// Returns the parameters of the variant whose data is in a slot.
     fn spooled(asked: Self::Params, spool: u32, bytes: u64) -> <Self::Spooled as Action>::Params;
 }
 
@@ -144,7 +149,9 @@ carries! {
         };
 }
 
-/// Asks with the data in a slot. A piece of an upload that is more than a slot holds goes in several.
+/// Sends a call with its data in a slot.
+///
+/// An upload that is larger than a slot is sent in several calls.
 async fn put<A: Carries>(
     lease: &AgentLease,
     params: &A::Params,
@@ -155,7 +162,7 @@ where
 {
     let data = A::data(params);
     let _room = lease.carry(data.len())?;
-    // Before it takes what others wait for.
+    // The call waits for its turn before it takes a slot, which other calls may need.
     order.comes().await;
     let most = usize::try_from(SPOOL_BYTES).unwrap_or(usize::MAX);
     let upload = A::upload(params).filter(|_| data.len() > most);
@@ -259,7 +266,7 @@ streams! {
     FilePack as AgentPack, AgentPackParams.pack, _params => Order::from(0);
 }
 
-/// Passes on what comes through a slot.
+/// Forwards the chunks that the agent writes to a slot.
 async fn get<A: Action<Chunk = AgentFileChunk>>(
     lease: &AgentLease,
     mut chunks: Chunks<A>,

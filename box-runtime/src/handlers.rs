@@ -1,4 +1,4 @@
-//! The contract over the handle's methods: translation only.
+//! Maps the actions of the contract to the methods of the handle.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::runtime::BoxRuntime;
 
-/// Chunks between a session and the connection that wants them.
+/// Capacity of the channel between a box and the connection that reads its chunks.
 const CHUNKS_AHEAD: usize = 4;
 
 contract! {
@@ -37,7 +37,7 @@ contract! {
 }
 
 impl BoxRuntime {
-    /// Serves the contract.
+    /// Returns a router that serves the contract.
     pub fn router(&self) -> Router {
         Served::router(Arc::new(self.clone())).build()
     }
@@ -86,7 +86,7 @@ impl Handle<SystemStatus> for BoxRuntime {
     }
 }
 
-/// Those whose method takes the parameters as they came.
+/// Implements actions that pass their parameters to a method unchanged.
 macro_rules! plain {
     ($($action:ty: $method:ident($params:ty) -> $result:ty;)*) => {$(
         impl Handle<$action> for BoxRuntime {
@@ -108,7 +108,7 @@ plain! {
 }
 
 impl Handle<BoxExec> for BoxRuntime {
-    /// The parameters become work before the first wait: the future holds neither.
+    /// Consumes the parameters before the first await, so the future holds none.
     fn handle(
         &self,
         params: BoxExecParams,
@@ -125,7 +125,7 @@ impl Handle<BoxExec> for BoxRuntime {
     }
 }
 
-/// Does work that has chunks for whoever takes them, and passes them on if this call does.
+/// Runs work that may send chunks, and forwards them if the caller wants them.
 pub(crate) async fn streamed<A: Action, W>(
     mut call: Call<A>,
     work: impl FnOnce(Option<mpsc::Sender<A::Chunk>>) -> W,
@@ -139,7 +139,7 @@ where
     forwarded(call, |chunks| work(Some(chunks))).await
 }
 
-/// Does work and passes its chunks on until it ends; whoever does it lets go of the sender then.
+/// Runs work and forwards its chunks until the work drops the sender.
 pub(crate) fn forwarded<A: Action, W>(
     mut call: Call<A>,
     work: impl FnOnce(mpsc::Sender<A::Chunk>) -> W,
@@ -149,7 +149,7 @@ where
 {
     let (sender, mut chunks) = mpsc::channel(CHUNKS_AHEAD);
     let running = work(sender);
-    // Moved, so that the receiver ends with the forwarding and the session need not wait for it.
+    // The block owns the receiver and drops it at its end, so the box does not wait for it.
     let forward = async move {
         while let (Some(chunk), Some(sink)) = (chunks.recv().await, call.chunks()) {
             sink.send(&chunk).await?;

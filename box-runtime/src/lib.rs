@@ -1,30 +1,32 @@
-//! The runtime of Box: keeps the boxes, and runs commands in them through the agent in each.
+//! The runtime of Box: manages boxes and runs commands through their agents.
 //!
 //! # Reading order
 //!
-//! 1. `runtime`: [`BoxRuntime`], the handle. One method an action; [`BoxRuntime::router`] serves the
-//!    same methods over any connection.
-//! 2. `registry`: the actor behind it. It owns the table of sessions, finds or makes the one a call is
-//!    for, and hands the call over. It waits for nobody.
-//! 3. `entry`: what is known of a box; `persist` writes it down for a later process.
-//! 4. `box_actor`: one actor a box. Calls wait in its lane; it starts the box, grants execs their turns
-//!    and ends the box. Whatever is slow, stuck or broken about a box happens here and nowhere else.
-//! 5. `access`, `data_plane` and `commands`: calls to what is inside a box. They go to its agent past the lane, and keep the box
-//!    in use. `start` starts every command and passes its output on; `exec` is a command with a turn in the lane. `output`
-//!    checks what an agent says of output; `audit` logs who started what, and how it ended.
-//! 6. [`backend`]: what makes boxes. A [`Backend`] hands over a connection to a box's agent and never
-//!    runs a command. `select` decides which one is used.
-//! 7. [`native`]: boxes made with nothing but this machine's kernel, behind the feature `native`.
-//! 8. [`egress`]: the way out of a box with a network.
+//! 1. `runtime`: [`BoxRuntime`], the handle, with one method per action. [`BoxRuntime::router`]
+//!    serves the same methods over any connection.
+//! 2. `registry`: the actor behind the handle. It owns the registry of boxes, finds or creates the
+//!    box of a call, and passes the call to it. It never waits for a box.
+//! 3. `entry`: the state and settings of a box; `persist` stores them for a later process.
+//! 4. `box_actor`: one actor per box. Calls wait in its queue. The actor starts the box, grants
+//!    execs their turns and ends the box. Slow, stuck and failed boxes affect only their actor.
+//! 5. `access`, `data_plane` and `commands`: calls to the agent of a box. They bypass the queue and
+//!    count as activity of the box. `start` starts every command and forwards its output; `exec` is
+//!    a command with a turn in the queue. `output` validates the output that an agent sends;
+//!    `audit` logs which caller started a command, and how the command ended.
+//! 6. [`backend`]: the interface that creates boxes. A [`Backend`] returns a connection to a box's
+//!    agent and never runs a command. `select` chooses the backend.
+//! 7. [`native`]: boxes that need only the kernel of this machine, behind the feature `native`.
+//! 8. [`egress`]: outgoing connections of a box with a network.
 //! 9. [`fake`]: a scripted backend, behind the feature `fake`.
-//! 10. [`Caller`], [`RuntimeConfig`]: whose box it is, and every limit.
+//! 10. [`Caller`], [`RuntimeConfig`]: the owner of a box, and all limits.
 //!
-//! # What holds
+//! # Guarantees
 //!
-//! * Calls for one session are served in the order they arrive; sessions never wait for each other.
-//! * A call that has begun is answered from the box it began in. One that still waits when its box
-//!   ends is served by a new box.
-//! * What an agent says is checked before it is believed: it lives with the guest.
+//! * The runtime serves the calls of one box in the order of arrival. Boxes never wait for each
+//!   other.
+//! * The box in which a call began answers it. If a box ends, a new box serves the calls that still
+//!   wait.
+//! * The runtime validates everything an agent sends, because the guest may control the agent.
 //! * Dropping the last handle ends every box.
 
 mod adoption;

@@ -1,4 +1,4 @@
-//! Which backend makes the next box.
+//! Selects the backend that creates the next box.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -14,22 +14,23 @@ use tokio::time::{Instant, timeout};
 use crate::backend::{Availability, Backend};
 use crate::config::RuntimeConfig;
 
-/// How long a backend that said it is available is believed.
+/// How long the selector reuses the answer of an available backend.
 const BELIEVED: Duration = Duration::from_secs(1);
 
-/// Asks the backends in order and remembers the answer for a second. That none is available is never
-/// remembered: the next call asks again.
+/// Asks the backends in order and caches the answer for a second.
+///
+/// It does not cache the answer that no backend is available, so the next call asks again.
 pub(crate) struct Selector {
     backends: Vec<Arc<dyn Backend>>,
     probe_timeout: Duration,
     last: Mutex<Option<(Instant, Arc<Choice>)>>,
 }
 
-/// What the backends said.
+/// The answers of the backends.
 pub(crate) struct Choice {
     backend: Option<Arc<dyn Backend>>,
     pub(crate) info: BackendInfo,
-    /// Why each one that was asked was passed over.
+    /// Why the selector skipped each backend.
     refusals: Vec<String>,
 }
 
@@ -42,13 +43,13 @@ impl Selector {
         }
     }
 
-    /// What the backends say now, or said less than a second ago.
+    /// Returns the answers of the backends, at most a second old.
     pub(crate) async fn choose(&self) -> Arc<Choice> {
         let asked = Instant::now();
         let mut last = self.last.lock().await;
         if let Some((at, choice)) = &*last {
             let believed = choice.backend.is_some() && at.elapsed() < BELIEVED;
-            // Whoever waited while another call asked takes that answer, whatever it is.
+            // A call that waited while another call asked takes that answer, also a negative one.
             if believed || *at > asked {
                 return Arc::clone(choice);
             }
@@ -110,7 +111,7 @@ fn refusal(name: &str, reason: &str, missing: &[String]) -> String {
 }
 
 impl Choice {
-    /// The backend for this spec, or why there is none.
+    /// Returns the backend for this spec, or the reason that none is available.
     pub(crate) fn backend_for(&self, spec: &BoxSpec) -> Result<&Arc<dyn Backend>, BoxError> {
         let Some(backend) = &self.backend else {
             return Err(self.none());

@@ -1,7 +1,8 @@
-//! Memory shared with an agent, for what is too much for messages: this end says which call uses which part.
+//! Memory shared with an agent, for data that is too large for messages.
 //!
-//! Half of the slots are for what the agent tells and half for what it is told. A slot that was filled here is never one that
-//! the agent may still be writing to, for a call that was dropped a moment ago and that it has not heard the end of.
+//! The runtime assigns the slots of this memory to calls. The agent writes to the first half of the
+//! slots, and the runtime writes to the second half. A cancelled call may leave the agent writing
+//! to its slot for a moment, so the runtime never writes to a slot of the first half.
 
 use std::fs::File;
 use std::io;
@@ -10,20 +11,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
 
-/// The slots that an agent was handed. What is in them is as trustworthy as what the agent says.
+/// The slots shared with one agent. Their content is as untrusted as its messages.
 #[derive(Debug, Clone)]
 pub struct ShmPool(Arc<Slots>);
 
 #[derive(Debug)]
 struct Slots {
     file: File,
-    /// The agent writes, this end reads. Two calls that use the same one do no harm: the agent knows who had it first.
+    /// Free slots that the agent writes and the runtime reads.
+    ///
+    /// Two calls may use the same slot, because the agent knows which call came first.
     to_read: Mutex<Vec<u32>>,
-    /// This end writes, the agent reads.
+    /// Free slots that the runtime writes and the agent reads.
     to_fill: Mutex<Vec<u32>>,
 }
 
-/// The first slot that is filled at this end.
+/// The first slot that the runtime writes.
 const FIRST_TO_FILL: u32 = SPOOL_SLOTS / 2;
 
 impl Slots {
@@ -37,7 +40,7 @@ impl Slots {
     }
 }
 
-/// A slot for one call. Goes back when dropped.
+/// A slot assigned to one call. Dropping it returns the slot to the pool.
 #[derive(Debug)]
 pub(crate) struct ShmSlot {
     slots: Arc<Slots>,
@@ -45,22 +48,24 @@ pub(crate) struct ShmSlot {
 }
 
 impl ShmPool {
-    /// The slots in this file, which must have their full length and keep it: `SPOOL_SLOTS` times `SPOOL_BYTES`.
+    /// Creates the pool in a file of `SPOOL_SLOTS` times `SPOOL_BYTES` bytes.
+    ///
+    /// The file must keep this length.
     pub fn new(file: File) -> Self {
         Self(Arc::new(Slots {
             file,
-            // The first is used most, so that few ever take memory.
+            // The pool prefers the lowest slot, so that few slots ever use memory.
             to_read: Mutex::new((0..FIRST_TO_FILL).rev().collect()),
             to_fill: Mutex::new((FIRST_TO_FILL..SPOOL_SLOTS).rev().collect()),
         }))
     }
 
-    /// A slot for what the agent tells, if there is one that no call uses.
+    /// Takes a free slot for data from the agent.
     pub(crate) fn to_read(&self) -> Option<ShmSlot> {
         self.take(0)
     }
 
-    /// A slot for what the agent is told, if there is one that no call uses.
+    /// Takes a free slot for data to the agent.
     pub(crate) fn to_fill(&self) -> Option<ShmSlot> {
         self.take(FIRST_TO_FILL)
     }
@@ -78,7 +83,10 @@ impl ShmSlot {
         self.number
     }
 
-    /// Reads a piece of a stream. One that goes over the end of its ring is refused, as no agent means that.
+    /// Reads a part of a stream from its ring buffer.
+    ///
+    /// A part that crosses the end of the ring is an error, because a correct agent never sends
+    /// one.
     pub(crate) fn read(&self, stream: StreamName, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
         let at = offset % SPOOL_RING;
         if bytes > SPOOL_RING - at {
@@ -91,7 +99,7 @@ impl ShmSlot {
         self.read_at(ring + at, bytes)
     }
 
-    /// Reads from a place of the slot, which must have so much there.
+    /// Reads from an offset of the slot. The range must be within the slot.
     pub(crate) fn read_at(&self, place: u64, bytes: u64) -> io::Result<Vec<u8>> {
         if place.saturating_add(bytes) > SPOOL_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -103,7 +111,7 @@ impl ShmSlot {
         Ok(piece)
     }
 
-    /// Writes to the begin of the slot, which must have room for it.
+    /// Writes to the start of the slot. The data must fit into the slot.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() as u64 > SPOOL_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());

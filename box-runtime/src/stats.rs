@@ -1,4 +1,4 @@
-//! `box.stats`: what a box uses, told once or again and again.
+//! `box.stats`: the resource usage of a box, once or at intervals.
 
 use std::time::Duration;
 
@@ -13,15 +13,17 @@ use crate::handlers::streamed;
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
-/// How long an agent may count. The other figures do not need it.
+/// Maximum time for the agent to count disk usage. Other values do not need it.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Figures are told no more often than this.
+/// Minimum interval between two results.
 const OFTEN: Duration = Duration::from_millis(20);
 
 impl BoxRuntime {
-    /// What a box uses now. With a place for chunks and `every_ms` it goes on until it is dropped, or the box does not run any
-    /// more. Neither counts as use.
+    /// Returns the current resource usage of a box.
+    ///
+    /// With a channel for chunks and `every_ms`, the call repeats until it is dropped or the box
+    /// stops running. The call does not count as activity of the box.
     pub async fn stats(
         &self,
         caller: &Caller,
@@ -55,7 +57,7 @@ async fn figures(entry: &BoxEntry) -> Result<BoxStatsResult, BoxError> {
             .map(|bytes| bytes.saturating_add(workspace)),
         None => None,
     };
-    // Over its ports, and by itself.
+    // The sum of the traffic through forwarded ports and of the box's network interface.
     Ok(BoxStatsResult {
         network_received_bytes: Some(received + used.network_received_bytes.unwrap_or(0)),
         network_sent_bytes: Some(sent + used.network_sent_bytes.unwrap_or(0)),
@@ -64,15 +66,19 @@ async fn figures(entry: &BoxEntry) -> Result<BoxStatsResult, BoxError> {
     })
 }
 
-/// Bytes of the box's own files outside of it, if that can be said: where there is a quota they are measured, and what it
-/// cannot write to is not its own.
+/// Returns the bytes of the box's writable files on the host, if known.
+///
+/// The backend measures them if a quota is set. They are zero if the box cannot write to host
+/// files.
 fn workspace(spec: &BoxSpec, used: &BoxStatsResult) -> Option<u64> {
     let written = spec.mounts_host_path() && spec.host_path_mode == HostPathMode::Rw;
     let unknown = written || spec.file_bytes().is_some();
     used.disk_bytes.or((!unknown).then_some(0))
 }
 
-/// Bytes of the files that only the box has, as its agent counts them. They are in memory, so they cannot be more than that.
+/// Returns the bytes of the files in the box's memory, as its agent counts them.
+///
+/// A count above the memory limit cannot be true and is ignored.
 async fn private(agent: &Peer, used: &BoxStatsResult) -> Option<u64> {
     let told = timeout(PATIENCE, agent.call::<AgentDisk>(&Empty {})).await;
     let bytes = told.ok()?.ok()?.private_bytes;
