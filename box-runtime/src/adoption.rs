@@ -1,4 +1,4 @@
-//! Boxes that outlived the process that kept them, taken over.
+//! Adopts the boxes of an earlier process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,18 +18,19 @@ use crate::box_actor::{Begin, RunningBox, Shared};
 use crate::registry::Ask;
 use crate::runtime::{BoxRuntime, unanswered};
 
-/// How long the agents of all boxes together may keep a server from being ready. Those that have not answered by then are waited
-/// for beside its work.
+/// Maximum time that adopted agents may delay the start of a server.
+///
+/// The server starts without the agents that have not answered by then, and keeps waiting for them.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long to wait before a box is tried again that could not be reached.
+/// First and longest pause between two attempts to reach a box.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A box on its way: its agent, or why it is known to be dead.
+/// The pending connection to an adopted box, or the reason that the box is dead.
 pub(crate) type Coming = BoxFuture<'static, Result<Box<RunningBox>, &'static str>>;
 
-/// A box that was found and not reached yet.
+/// An adopted box that the runtime has not reached yet.
 pub(crate) struct Unreached {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) id: Uuid,
@@ -37,9 +38,11 @@ pub(crate) struct Unreached {
 }
 
 impl BoxRuntime {
-    /// Takes over the boxes of a process that is gone, with their commands, logs and ends; to be called once, before the first
-    /// call. How many there are. A box is given up only if it is known to be dead; one whose agent does not answer is
-    /// `unreachable` until it does.
+    /// Adopts the boxes of an earlier process, with their commands and logs.
+    ///
+    /// The caller must call this once, before the first other call. The result is the number of
+    /// boxes with an agent that answered. The runtime abandons a box only if it is known to be
+    /// dead. A box is `unreachable` until its agent answers.
     pub async fn adopt(&self) -> Result<usize, BoxError> {
         let mut adopted = 0;
         for backend in &self.shared().config.backends {
@@ -54,7 +57,7 @@ impl BoxRuntime {
         Ok(adopted)
     }
 
-    /// Whether its agent has answered.
+    /// Adopts a box and returns whether its agent has answered.
     async fn adopt_one(&self, backend: &Arc<dyn Backend>, found: AdoptedBox) -> bool {
         let Some(record) = Record::read(&found.record) else {
             return false;
@@ -130,14 +133,14 @@ impl BoxRuntime {
     }
 }
 
-/// What a record says of a box.
+/// The state of a box according to its record.
 struct Was {
     paused: bool,
     stopped: bool,
     mounts: Mounts,
 }
 
-/// Reaches the agent of a box, however long that takes.
+/// Connects to the agent of a box, without a time limit.
 async fn reach(
     shared: Arc<Shared>,
     (entry, place): (Arc<BoxEntry>, Place),
@@ -147,7 +150,8 @@ async fn reach(
     loop {
         match try_to_reach(&shared, &entry, &place, &was.mounts).await {
             Ok(Ok(living)) => {
-                // It went on while its agent was met; one that cannot be paused again goes on.
+                // The box ran while the runtime connected to its agent. If it cannot be paused
+                // again, it keeps running.
                 let limit = shared.config.probe_timeout;
                 let frozen = was.paused && living.freeze(limit, true).await.is_ok();
                 entry.reached(match frozen {
@@ -186,14 +190,14 @@ async fn try_to_reach(
     Ok(Ok(living))
 }
 
-/// What a call meets whose box cannot be reached.
+/// The error of a call to an unreachable box.
 pub(crate) fn unreachable(id: &BoxId) -> BoxError {
     let message = format!("box {id} does not answer; try again later, or delete it with force");
     BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
 }
 
 impl BoxEntry {
-    /// Its agent has not answered whoever adopted it.
+    /// Marks the box as unreachable, because its agent has not answered yet.
     fn unreachable(&self) {
         self.access.shut(unreachable(&self.spec.box_id));
         let mut live = self.live();
@@ -201,7 +205,7 @@ impl BoxEntry {
         live.reason = Some("its agent does not answer".to_owned());
     }
 
-    /// Its agent has answered, and this is what it does.
+    /// Marks the box as reached, in this state.
     fn reached(&self, state: BoxState) {
         let mut live = self.live();
         live.state = state;

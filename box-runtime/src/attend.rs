@@ -1,4 +1,4 @@
-//! How long a call waits for a box whose agent says nothing.
+//! Detects an agent that does not answer while a call waits for it.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,21 +12,22 @@ use tokio::time::{sleep, timeout};
 use crate::box_actor::agent_access::AgentLease;
 use crate::box_actor::agents_error;
 
-/// A call that takes longer asks whether the agent is there, and asks again after as long.
+/// Interval between health checks during a call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long the agent has to say so.
+/// Maximum time for the agent to answer a health check.
 const SILENCE: Duration = Duration::from_secs(10);
 
 impl AgentLease {
-    /// Asks the agent, for as long as it is there to answer.
+    /// Sends a call to the agent and waits while the agent answers health checks.
     pub(crate) async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, BoxError> {
         let answer = self.attended(self.agent.call::<A>(params)).await?;
         answer.map_err(agents_error)
     }
 
-    /// Waits for something that the agent does. However long that takes, the agent must answer meanwhile, unless the box stands
-    /// still on purpose.
+    /// Waits for work of the agent while the agent answers health checks.
+    ///
+    /// The work may take any time. A paused box does not have to answer.
     pub(crate) async fn attended<T>(&self, work: impl Future<Output = T>) -> Result<T, BoxError> {
         let mut work = pin!(work);
         loop {

@@ -1,5 +1,8 @@
-//! The audit of commands, for whoever keeps the log: a line when one is started and a line when it has ended, whether anybody
-//! reads it or not, and whether a server ran when it did. No texts, no values of variables.
+//! The audit log of commands.
+//!
+//! The runtime logs the start and the end of every command, with or without a reader. It also logs
+//! commands that ended while no server was running. The log contains no command texts and no values
+//! of environment variables.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,24 +16,26 @@ use box_rpc::Peer;
 
 use crate::box_actor::entry::BoxEntry;
 
-/// Ends that an agent is believed to have from the time before it was met: more than one can keep.
+/// Maximum number of earlier exits that an adopted agent may report.
+///
+/// An agent stores fewer than that.
 const EARLIER_MAX: u64 = 4096;
 
-/// How long an agent is left alone that has told of more ends than there were starts.
+/// Pause after an agent has reported more exits than the runtime expects.
 const REBUKE: Duration = Duration::from_secs(1);
 
-/// What is heard of the commands of one box, as long as its agent lives.
+/// The audit of one box's commands, for the lifetime of its agent.
 #[derive(Clone, Default)]
 pub(crate) struct Audit(Arc<Heard>);
 
 #[derive(Default)]
 struct Heard {
     listening: AtomicBool,
-    /// Commands that were asked for and whose end was not heard. An agent cannot tell of more ends than there are.
+    /// Commands without a reported exit. The agent cannot report more exits.
     open: AtomicU64,
 }
 
-/// What an agent had to tell of when it was met: the commands of an earlier runtime.
+/// The commands of an earlier runtime that an adopted agent can report.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Earlier {
     open: u64,
@@ -39,7 +44,7 @@ pub(crate) struct Earlier {
 
 impl Earlier {
     pub(crate) fn of(health: &AgentHealthResult) -> Self {
-        // One of an older make counts only what runs.
+        // Agents of older versions count only running commands.
         let open = health.open.max(health.running.len() as u64);
         Self {
             open: open.min(EARLIER_MAX),
@@ -49,7 +54,7 @@ impl Earlier {
 }
 
 impl Audit {
-    /// Listens to the ends of commands that an earlier runtime has started.
+    /// Receives the exits of commands that an earlier runtime has started.
     pub(crate) fn resume(&self, earlier: Earlier, agent: &Peer, entry: &Arc<BoxEntry>) {
         let Earlier { open, unheard } = earlier;
         if open + unheard > 0 && !self.0.listening.load(Ordering::Relaxed) {
@@ -58,7 +63,7 @@ impl Audit {
         }
     }
 
-    /// Notes that a command is asked for.
+    /// Logs that a caller asked for a command.
     pub(crate) fn started(
         &self,
         caller: &str,
@@ -78,7 +83,7 @@ impl Audit {
         self.expect(agent, entry);
     }
 
-    /// Notes that a command was not started after all: it was refused, or was there already.
+    /// Logs that the agent refused a command, or already had one with this id.
     pub(crate) fn not_started(&self, id: &CommandId, why: Option<&BoxError>, entry: &BoxEntry) {
         self.takes();
         tracing::info!(
@@ -91,7 +96,7 @@ impl Audit {
         );
     }
 
-    /// One more end is to be heard of.
+    /// Expects the exit of one more command.
     pub(crate) fn expect(&self, agent: &Peer, entry: &Arc<BoxEntry>) {
         self.0.open.fetch_add(1, Ordering::Relaxed);
         self.listen(0, agent, entry);
@@ -104,7 +109,7 @@ impl Audit {
         }
     }
 
-    /// Whether one more end can be.
+    /// Takes one expected exit. Returns false if none is left.
     fn takes(&self) -> bool {
         let less = |open: u64| open.checked_sub(1);
         let open = &self.0.open;
@@ -113,8 +118,11 @@ impl Audit {
     }
 }
 
-/// Hears of one end after the other, of which the first so many came before the agent was met. The next question says what was
-/// heard, so that what is written here is not told again; a process that is killed in between leaves it to the next to write again.
+/// Receives exits and logs them until the agent disconnects.
+///
+/// The first `unheard` exits happened before this runtime connected to the agent. Each call
+/// acknowledges the exits that are logged, so that the agent does not send them again. If this
+/// process is killed in between, the next process logs them again.
 async fn hear(audit: Audit, mut unheard: u64, agent: Peer, entry: Arc<BoxEntry>) {
     let mut asked = AgentEndsParams::default();
     let mut met = false;

@@ -1,18 +1,22 @@
-//! The boxes that a caller sees.
+//! The boxes that are visible to a caller.
 
 use box_protocol::BoxId;
 use box_rpc::Caller;
 
-/// The rights of a caller. A box belongs to the caller that made it; for another one it does not exist,
-/// unless that one sees all.
+/// The rights of a caller.
+///
+/// A box belongs to the caller that created it. It does not exist for other callers, except for
+/// those that see all boxes.
 pub(crate) trait Rights {
-    /// Whether it sees the boxes of every owner, and may ask the server to exit.
+    /// Returns whether the caller sees all boxes and may ask the server to exit.
     fn sees_all(&self) -> bool;
 
-    /// Whether boxes of this owner exist for the caller.
+    /// Returns whether boxes of this owner are visible to the caller.
     fn sees(&self, owner: &str) -> bool;
 
-    /// The id by which this caller knows a box: `ID@OWNER` for another owner's. `None` if that is longer than an id may be.
+    /// Returns the id of a box for this caller: `ID@OWNER` for other owners' boxes.
+    ///
+    /// The result is `None` if that is longer than an id may be.
     fn knows(&self, owner: &str, id: &BoxId) -> Option<BoxId>;
 }
 

@@ -1,4 +1,7 @@
-//! `command.*`: the agent keeps the commands; here they are found, filled in from the box's defaults, and told to callers.
+//! `command.*`: forwards calls about commands to the agent that runs them.
+//!
+//! The agent owns the commands. The runtime finds them, applies the defaults of the box, and
+//! answers the callers.
 
 use box_protocol::actions::{
     AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentList, AgentListParams,
@@ -23,12 +26,16 @@ use crate::runtime::BoxRuntime;
 use crate::start::Reader;
 use box_rpc::Caller;
 
-/// The longest list of commands there is, about what a message holds. Lists by role or of what runs are shorter.
+/// Size limit of a command list, close to the message limit.
+///
+/// A caller gets a shorter list by filtering by role or state.
 const LIST_BYTES: usize = 12 << 20;
 
 impl BoxRuntime {
-    /// Starts a command, or finds the one that has its id. With a place for chunks and `attach` it stays until the reading
-    /// ends; dropping the future then kills the command, unless that was asked not to be done.
+    /// Starts a command, or finds the command that has its id.
+    ///
+    /// With a channel for chunks and `attach`, the call lasts until reading ends. Dropping the
+    /// future then kills the command, unless its `on_disconnect` is `keep`.
     pub async fn start_command(
         &self,
         caller: &Caller,
@@ -42,7 +49,7 @@ impl BoxRuntime {
         self.begin(&lease, asked, order, attach).await
     }
 
-    /// Starts a command with what is configured for all of them.
+    /// Starts a command with the configured retention time.
     pub(crate) async fn begin(
         &self,
         lease: &AgentLease,
@@ -59,7 +66,7 @@ impl BoxRuntime {
                 .is_none_or(|(_, it)| it.until.bytes.is_none())
         {
             order.comes().await;
-            // Boxed, because every future that starts a command holds this one.
+            // Boxed to keep the futures small that start a command.
             let starting = Box::pin(lease.start_audited(asked, order, attach));
             return lease.outcome(starting).await;
         }
@@ -67,7 +74,7 @@ impl BoxRuntime {
         Err(Invalid::new("attach.until.bytes", rule).into())
     }
 
-    /// Reads a command's output. Dropping the future ends nothing else.
+    /// Reads the output of a command. Dropping the future only ends the reading.
     pub async fn attach_command(
         &self,
         caller: &Caller,
@@ -80,7 +87,9 @@ impl BoxRuntime {
         lease.outcome(attached).await
     }
 
-    /// What is known of a command. To look is not to use.
+    /// Returns the state of a command.
+    ///
+    /// Does not count as activity and does not wake the box.
     pub async fn get_command(
         &self,
         caller: &Caller,
@@ -91,7 +100,9 @@ impl BoxRuntime {
         lease.outcome(lease.look(&key.command_id, order)).await
     }
 
-    /// The commands of a box, oldest first. To look is not to use.
+    /// Lists the commands of a box, oldest first.
+    ///
+    /// Does not count as activity and does not wake the box.
     pub async fn list_commands(
         &self,
         caller: &Caller,
@@ -101,7 +112,7 @@ impl BoxRuntime {
         lease.outcome(lease.list(params)).await
     }
 
-    /// Writes to a command's input; answered when that is written.
+    /// Writes to the standard input of a command and answers when it is written.
     pub async fn input_command(
         &self,
         caller: &Caller,
@@ -121,7 +132,7 @@ impl BoxRuntime {
         lease.outcome(asking).await
     }
 
-    /// Signals a command, or ends it with all it has started.
+    /// Sends a signal to a command, or kills it with all its child processes.
     pub async fn kill_command(
         &self,
         caller: &Caller,
@@ -202,7 +213,7 @@ impl AgentLease {
             if !page.more {
                 return Ok(CommandListResult { items });
             }
-            // An agent that goes back would be asked for ever.
+            // An agent that repeats a page would make this loop endless.
             if last.is_none() || last <= asked.after {
                 return Err(BoxError::unavailable(agent_violation(
                     "lists the same twice",
@@ -225,7 +236,9 @@ impl AgentLease {
         self.checked(info.map(Box::new), id)
     }
 
-    /// What an agent says of a command, if it is about that one. Whose box it is, it cannot know.
+    /// Checks that the agent's answer is about this command, and sets the box id.
+    ///
+    /// The agent does not know the box id that the caller uses.
     pub(crate) fn checked(
         &self,
         info: Option<Box<CommandInfo>>,
@@ -240,7 +253,7 @@ impl AgentLease {
     }
 }
 
-/// The command's id, made up if the caller has none.
+/// Returns the command id of the caller, or a new one.
 pub(crate) fn id_or_new(id: Option<CommandId>) -> Result<CommandId, BoxError> {
     Ok(match id {
         Some(id) => id,
@@ -271,7 +284,7 @@ impl Handle<CommandAttach> for BoxRuntime {
                 let rule = "is counted in chunks; send credit";
                 return Err(Invalid::new("until.bytes", rule).into());
             }
-            // Without chunks the call waits for the end, and answers with the result alone.
+            // Without chunks the call waits for the exit and returns only the result.
             params.view = View::None;
         }
         forwarded(call, |chunks| self.attach_command(&caller, params, chunks)).await

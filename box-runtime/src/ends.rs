@@ -1,4 +1,7 @@
-//! Boxes that have ended, and why: for calls that come later, and for a caller who makes a box of the same id, which is another.
+//! Remembers why boxes ended.
+//!
+//! Later calls for such a box get the reason. A caller that creates a box with the same id learns
+//! that it is a different box.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,19 +17,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::box_actor::entry::BoxEntry;
 
-/// Ends that are remembered, of all boxes together. The oldest go first.
+/// Maximum number of ends remembered. The runtime drops the oldest first.
 const REMEMBERED: usize = 1024;
 
-/// Ends that are remembered of the boxes of one owner, who cannot make the runtime forget those of others.
+/// Maximum number of ends of one owner, so that others keep theirs.
 const OF_OWNER: usize = 128;
 
-/// Bytes of the file from which on it is written anew, without what is forgotten.
+/// File size above which the runtime rewrites the file without dropped ends.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Longer reasons are cut.
+/// Maximum length of a reason.
 const WHY: usize = 256;
 
-/// The ends, in memory and, if there is a state directory, in a file of it.
+/// The ends, in memory and optionally in a file of the state directory.
 pub(crate) struct Ends {
     all: Mutex<VecDeque<End>>,
     file: Option<PathBuf>,
@@ -37,9 +40,11 @@ struct End {
     owner: Arc<str>,
     box_id: BoxId,
     at: UnixMs,
-    /// Nothing if the box was deleted on request, or its end has no reason for the next one's caller.
+    /// The reason, or `None` if the box was deleted on request.
+    ///
+    /// It is also `None` if the reason does not concern the caller of the next box.
     why: Option<String>,
-    /// What calls got when their box ended. Of this process only.
+    /// The error of calls that were pending at the end. Not stored in the file.
     #[serde(skip)]
     error: Option<BoxError>,
 }
@@ -61,11 +66,11 @@ impl End {
 }
 
 impl Ends {
-    /// What an earlier process remembered, if its file can be read.
+    /// Loads the ends of an earlier process, if the file can be read.
     pub(crate) fn new(file: Option<PathBuf>) -> Self {
         let mut all = VecDeque::new();
         let text = file.as_ref().and_then(|file| std::fs::read(file).ok());
-        // The last line may have been cut by a crash.
+        // A crash may have cut the last line.
         for line in text.unwrap_or_default().split(|byte| *byte == b'\n') {
             if let Ok(end) = serde_json::from_slice(line) {
                 put(&mut all, end);
@@ -79,25 +84,25 @@ impl Ends {
         ends
     }
 
-    /// Every change is one push or pop, so a poisoned lock still holds sound ends.
+    /// Every change is one push or pop, so the data of a poisoned lock is valid.
     fn all(&self) -> MutexGuard<'_, VecDeque<End>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A box ended for this reason.
+    /// Records that a box ended for this reason.
     pub(crate) fn ended(&self, entry: &BoxEntry, why: &str) {
         let cut = why.floor_char_boundary(WHY);
         self.change(entry, Some(why[..cut].to_owned()));
     }
 
-    /// A box was deleted on request: its caller knows.
+    /// Records a deletion on request, which replaces the end of an earlier box.
     pub(crate) fn deleted(&self, entry: &BoxEntry) {
         if self.earlier(entry).is_some() {
             self.change(entry, None);
         }
     }
 
-    /// The box of this session is gone. Later calls for it get the reason of its end.
+    /// Stores the error that later calls for an ended box get.
     pub(crate) fn gone(&self, entry: &BoxEntry) {
         let error = entry.access.why_shut();
         let mut all = self.all();
@@ -115,14 +120,14 @@ impl Ends {
     fn change(&self, entry: &BoxEntry, why: Option<String>) {
         let end = End::now(entry, why);
         let mut all = self.all();
-        // Memory has it in any case; a file that cannot be written costs what is known after a restart.
+        // Memory holds the end in any case. If the write fails, it is only lost after a restart.
         if matches!(self.append(&end), Ok(length) if length > FILE_BYTES) {
             self.rewrite(&all);
         }
         put(&mut all, end);
     }
 
-    /// The error of a call for a box that is not there: with its end, if this owner had one.
+    /// Returns the error for a missing box, with its end if the owner had such a box.
     pub(crate) fn not_found(&self, owner: &str, id: &BoxId) -> BoxError {
         let message = format!("box {id} not found");
         let detail = Detail::about(Subject::Box);
@@ -146,7 +151,7 @@ impl Ends {
         BoxError::not_found(message).with_detail(&detail)
     }
 
-    /// How the last box ended that this owner had under this id.
+    /// Returns how the owner's previous box with this id ended.
     pub(crate) fn earlier(&self, entry: &BoxEntry) -> Option<EarlierBox> {
         let id = &entry.spec.box_id;
         let all = self.all();
@@ -157,7 +162,7 @@ impl Ends {
         })
     }
 
-    /// The length of the file afterwards.
+    /// Appends an end to the file and returns the file's new length.
     fn append(&self, end: &End) -> io::Result<u64> {
         let Some(path) = &self.file else {
             return Ok(0);
@@ -273,7 +278,8 @@ mod tests {
         assert_eq!(ends.earlier(&entry("me", "a")).unwrap().why, "idle");
         let theirs = ends.not_found("other", &BoxId::new("a").unwrap());
         assert_eq!(theirs.message(), plain("a"));
-        // The next box of this id is deleted: the calls after it get that, and a third box has no end before it.
+        // The next box with this id is deleted, so later calls get that reason. A third box has no
+        // earlier end.
         let deleted = ended("a", Ended::Deleted, "box a was deleted");
         ends.deleted(&deleted);
         ends.gone(&deleted);
@@ -301,7 +307,7 @@ mod tests {
         let second = Ends::new(Some(file.clone()));
         assert_eq!(second.earlier(&entry("me", "kept")).unwrap().why, "idle");
         assert_eq!(second.earlier(&entry("me", "gone")), None);
-        // What was cut does not spoil what follows.
+        // A cut line does not affect the lines after it.
         second.ended(&entry("me", "next"), "its time is over");
         let third = Ends::new(Some(file.clone()));
         let next = third.earlier(&entry("me", "next")).unwrap();

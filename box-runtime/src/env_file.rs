@@ -1,4 +1,4 @@
-//! The environment of a command, part of which a box may keep in a file.
+//! The environment of a command, including the environment file of its box.
 
 use box_protocol::actions::{FilePart, FileRead, FileReadParams};
 use box_protocol::{BoxError, BoxId, Code, Defaults, Env};
@@ -7,10 +7,12 @@ use futures::StreamExt as _;
 
 use crate::box_actor::agents_error;
 
-/// Bytes that such a file may have.
+/// Maximum size of an environment file.
 const BYTES: u64 = 64 << 10;
 
-/// What a command finds beside the environment of its box: the defaults, the file's over them, and over both what it asks for.
+/// Returns the environment that a command gets in addition to that of its box.
+///
+/// Values of the call override values of the file, and these override the defaults.
 pub(crate) async fn environment(
     agent: &Peer,
     box_id: &BoxId,
@@ -25,7 +27,9 @@ pub(crate) async fn environment(
     Ok(env)
 }
 
-/// The variables of a file in the box, read by its agent as its guest. None if there is no such file: it may come later.
+/// Reads the variables of a file in the box, as the guest user.
+///
+/// A missing file has no variables, because the guest may create it later.
 pub(crate) async fn read(agent: &Peer, box_id: &BoxId, path: &str) -> Result<Env, BoxError> {
     match bytes(agent, box_id, path).await {
         Ok(bytes) => Ok(Env::from_lines(&bytes)),

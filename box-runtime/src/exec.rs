@@ -1,9 +1,11 @@
-//! `box.exec`: finds or creates a box, runs a command in it, and answers with its end.
+//! `box.exec`: finds or creates a box, runs a command, and returns its result.
 //!
-//! Execs of one box run one at a time. The actor of the box grants each of them a [`Turn`] and waits for its [`Finish`]. The
-//! command itself is started as `command.start` starts one, in the task of the call: no output passes through the actor. A
-//! turn that is dropped without a finish is that of a call that was withdrawn; the actor then makes sure that the command is
-//! gone before it grants the next one.
+//! Execs of one box run one at a time. The actor of the box grants each exec a [`Turn`] and waits
+//! for its [`Finish`]. The task of the call starts the command as `command.start` does, so no
+//! output passes through the actor.
+//!
+//! A cancelled call drops its turn without a finish. The actor then makes sure that the command has
+//! ended before it grants the next turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,29 +29,31 @@ use crate::registry::Ask;
 use crate::runtime::{BoxRuntime, unanswered, unsupported};
 use crate::start::{Answer, Deadline, Reply};
 
-/// Bytes of each stream that a result holds; the rest is counted.
+/// Maximum bytes of each stream in a result. The result counts the rest.
 pub(crate) const OUTPUT_BYTES: usize = 1024 * 1024;
 
-/// The permission to run a command while no other exec of the box does.
+/// The permission to run a command while no other exec of the box runs.
 pub(crate) struct Turn {
     pub(crate) lease: AgentLease,
     pub(crate) command_id: CommandId,
     pub(crate) finish: oneshot::Sender<Finish>,
 }
 
-/// What the end of an exec means for its box.
+/// The effect of an exec's end on its box.
 pub(crate) enum Finish {
-    /// The box goes on.
+    /// The box continues to run.
     Done,
-    /// A timeout, after which the caller wants the box deleted.
+    /// The command timed out, and the caller wants the box deleted.
     DropBox(Settle),
-    /// A timeout, after which the agent did not end the command.
+    /// The command timed out, and the agent did not end it.
     Overdue(OnTimeout, Settle),
-    /// The box is of no more use, for this reason.
+    /// The box is unusable, for this reason.
     Broken(String, Settle),
 }
 
-/// Where the actor answers once it has acted: with what it ended because of a timeout, or with why the box failed.
+/// The channel for the actor's answer after it has handled a `Finish`.
+///
+/// The answer is the scope that it killed because of a timeout, or the reason that the box failed.
 pub(crate) type Settle = oneshot::Sender<Result<Killed, BoxError>>;
 
 /// The command of an exec.
@@ -66,13 +70,14 @@ enum Ran {
     Silent(BoxExecutionResult),
     Refused(BoxError),
     Broken(String),
-    /// The call gives up. The actor ends the command.
+    /// The call is abandoned, and the actor ends the command.
     GivenUp(BoxError),
 }
 
 impl BoxRuntime {
-    /// Runs `spec.cmd` or `program` in its box, which is created first if necessary, and returns its result with the output.
-    /// A timeout is a result.
+    /// Runs `spec.cmd` or `program` in a box and returns the result with output.
+    ///
+    /// The runtime creates the box if necessary. A timeout is a result, not an error.
     pub fn exec(
         &self,
         caller: &Caller,
@@ -81,8 +86,10 @@ impl BoxRuntime {
         self.run(ExecRequest::new(caller, self.max_boxes(), params, None))
     }
 
-    /// As [`exec`](Self::exec), with the output as chunks while the command runs, in the view that `attach` asks for. The
-    /// result then holds no output. A reader that does not read holds the command up.
+    /// Runs a command like [`exec`](Self::exec) and streams its output as chunks.
+    ///
+    /// The chunks use the view in `attach`, and the result contains no output. A reader that does
+    /// not read blocks the command.
     pub fn exec_streamed(
         &self,
         caller: &Caller,
@@ -107,14 +114,14 @@ impl BoxRuntime {
             let keeps = request.start.on_disconnect == OnDisconnect::Keep;
             let running = Box::pin(async move {
                 let sent = table.send(Ask::Request(work)).await;
-                // The end of the runtime does not wait for this exec.
+                // Dropped here so that the runtime can end while this exec runs.
                 drop(table);
                 sent.map_err(|_| unanswered())?;
                 let turn = turn.await.map_err(|_| unanswered())??;
                 turn.run(request, &shared).await
             });
             if keeps {
-                // It goes on without its caller, and keeps its turn.
+                // The exec continues without its caller and keeps its turn.
                 return tokio::spawn(running).await.map_err(|_| unanswered())?;
             }
             running.await
@@ -172,7 +179,7 @@ impl ExecRequest {
 }
 
 impl Turn {
-    /// Runs the command to its end, and ends the turn.
+    /// Runs the command until it ends, and finishes the turn.
     async fn run(
         self,
         request: Box<ExecRequest>,
@@ -192,7 +199,7 @@ impl Turn {
                     tell("oom", "an exec was killed for want of memory");
                 }
                 if timed_out && on_timeout == OnTimeout::DropBox {
-                    // Also if the box has ended meanwhile for another reason.
+                    // The box may have ended for another reason, which gives the same result.
                     let _ = self.settled(Finish::DropBox).await;
                     result.killed = Some(Killed::Box);
                     return Ok(result);
@@ -224,14 +231,15 @@ impl Turn {
         }
     }
 
-    /// Ends the turn of a command that is gone.
+    /// Finishes the turn of a command that has ended.
     fn done(self) {
         self.lease.entry().used(LaneStatus::Idle);
         let _ = self.finish.send(Finish::Done);
     }
 
-    /// Ends the turn, and waits until the actor has done what follows for the box. If the box has ended already, the error
-    /// says why.
+    /// Finishes the turn, and waits until the actor has handled it.
+    ///
+    /// If the box has ended already, the error contains the reason.
     async fn settled(self, finish: impl FnOnce(Settle) -> Finish) -> Result<Killed, BoxError> {
         let (settle, settled) = oneshot::channel();
         let entry = Arc::clone(self.lease.entry());
@@ -308,7 +316,7 @@ impl Turn {
         }
     }
 
-    /// Says why a command was ended that has written nothing to standard error.
+    /// Adds the reason for a kill to a result with empty standard error.
     fn explained(&self, mut result: BoxExecutionResult, limit: Duration) -> BoxExecutionResult {
         if !result.stderr.is_empty() {
             return result;
@@ -323,7 +331,7 @@ impl Turn {
     }
 }
 
-/// The result with the output that the agent collected; the reason if the agent's answer cannot be true.
+/// Adds the collected output to the result. The error describes an invalid answer.
 fn with_output(result: BoxExecutionResult, answer: Answer) -> Result<BoxExecutionResult, String> {
     let Answer { told, slot, .. } = answer;
     let Collected {
@@ -351,7 +359,7 @@ fn with_output(result: BoxExecutionResult, answer: Answer) -> Result<BoxExecutio
     Ok(result)
 }
 
-/// The first of an output as text; `dropped` grows by what is cut off.
+/// Returns the start of an output as text, and adds the bytes cut off to `dropped`.
 fn clipped(bytes: &[u8], dropped: &mut u64) -> String {
     let kept = &bytes[..bytes.len().min(OUTPUT_BYTES)];
     let over = u64::try_from(bytes.len() - kept.len()).unwrap_or(u64::MAX);

@@ -1,5 +1,7 @@
-//! The order of calls that name the same thing in a box: they are handed to its agent as they came, however long each was
-//! looked for, and waited for, before.
+//! Keeps calls in order that name the same object in a box.
+//!
+//! The agent receives these calls in the order of their arrival. The time that each call waits
+//! before that does not change the order.
 
 use std::sync::Arc;
 
@@ -10,23 +12,23 @@ use box_rpc::{Turn, Turns};
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
-/// Something in a box of one caller.
+/// An object in a box of one caller.
 type Key = (Arc<str>, BoxId, OrderKey);
 
 /// The turns of all boxes.
 pub(crate) type Orders = Turns<Key>;
 
-/// The place of one call. It ends when the call is on its way to the agent.
+/// The position of one call in the order. It ends when the call is sent to the agent.
 #[derive(Debug)]
 pub struct Queued(Option<Turn<Key>>);
 
 impl Queued {
-    /// No place among others: the call has an order of its own.
+    /// A call without an order relative to others.
     pub(crate) fn none() -> Self {
         Self(None)
     }
 
-    /// Returns once the calls before it are on their way.
+    /// Waits until the earlier calls are sent.
     pub(crate) async fn comes(&self) {
         if let Some(turn) = &self.0 {
             turn.comes().await;
@@ -35,8 +37,10 @@ impl Queued {
 }
 
 impl BoxRuntime {
-    /// The place of a call. To be taken before anything is waited for: calls are first polled in the order in which they
-    /// were sent.
+    /// Takes the position of a call.
+    ///
+    /// The call must do this before its first await, because calls are first polled in the order in
+    /// which they were sent.
     pub(crate) fn order(&self, caller: &Caller, id: &BoxId, params: &impl Ordered) -> Queued {
         let names = params.order_keys();
         if names.is_empty() {

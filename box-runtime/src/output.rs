@@ -1,4 +1,4 @@
-//! An agent's chunks, checked and told again in the view that a reader asked for.
+//! Validates the chunks of an agent and converts them to a reader's view.
 
 use box_protocol::actions::{
     AgentChunk, CommandChunk, OutputGap, OutputPiece, ReadBegin, ReadEnd, ReadFrom, ReadWhy,
@@ -9,52 +9,53 @@ use box_protocol::{Blob, CommandInfo, MAX_CHUNK_BYTES, PerStream, TextDecoder, U
 use crate::box_actor::{agent_violation, look_up};
 use crate::shm::ShmSlot;
 
-/// What a reader gets for one chunk of an agent.
+/// The result of converting one chunk of an agent.
 pub(crate) enum Converted {
     /// The command has started.
     Started(Option<Box<CommandInfo>>),
-    /// This much, which may be nothing.
+    /// Chunks for the reader, possibly none.
     Output(Vec<CommandChunk>),
-    /// The same, and it has all it wanted.
+    /// The last chunks for a reader that has reached its byte limit.
     Enough(Vec<CommandChunk>),
 }
 
-/// Tells one command's output to one reader.
+/// Converts the output of one command for one reader.
 pub(crate) struct OutputView {
     view: View,
     from: ReadFrom,
     slot: Option<ShmSlot>,
     stdout: Track,
     stderr: Track,
-    /// Bytes told by the agent, as the view counts them, over both streams.
+    /// Bytes received from the agent over both streams, as the view counts them.
     pos: u64,
-    /// Where the reader goes on.
+    /// The offsets at which the reader can continue.
     next: PerStream,
     next_pos: u64,
     dropped: PerStream,
-    /// Bytes that it still wants.
+    /// Bytes that the reader still wants.
     wanted: Option<u64>,
     has_begun: bool,
 }
 
-/// One stream.
+/// The state of one stream.
 #[derive(Default)]
 struct Track {
-    /// Where the agent is.
+    /// The offset of the agent in raw bytes.
     told: u64,
-    /// Where that is as the view counts.
+    /// The same offset as the view counts it.
     shown: u64,
     decoder: TextDecoder,
 }
 
-/// More output than any command will ever have: an agent that tells of more does not count, and neither sums nor what comes after
-/// may overflow.
+/// Maximum offset that the runtime accepts from an agent.
+///
+/// No real command writes that much. The limit keeps sums and later offsets from overflowing.
 const FARTHEST: u64 = 1 << 60;
 
 const STREAMS: [StreamName; 2] = [StreamName::Stdout, StreamName::Stderr];
 
 impl OutputView {
-    /// A reader that wants to begin here, and at most so many bytes.
+    /// Creates the view of a reader with a start and an optional byte limit.
     pub(crate) fn new(
         view: View,
         from: ReadFrom,
@@ -81,17 +82,17 @@ impl OutputView {
         }
     }
 
-    /// The slot that the agent may use.
+    /// Returns the number of the slot that the agent may use.
     pub(crate) fn slot(&self) -> Option<u32> {
         self.slot.as_ref().map(ShmSlot::number)
     }
 
-    /// Whether the reader wants chunks at all.
+    /// Returns whether the reader wants any chunks.
     pub(crate) fn is_told(&self) -> bool {
         self.view != View::None
     }
 
-    /// How reading ended.
+    /// Returns how reading ended.
     pub(crate) fn end(&self, why: ReadWhy) -> ReadEnd {
         ReadEnd {
             why,
@@ -101,7 +102,7 @@ impl OutputView {
         }
     }
 
-    /// What the reader gets for a chunk; the reason if the agent makes no sense.
+    /// Converts a chunk of the agent. The error describes an invalid chunk.
     pub(crate) fn convert(&mut self, chunk: AgentChunk) -> Result<Converted, String> {
         let told = match chunk {
             AgentChunk::Started { info, .. } => return Ok(Converted::Started(info)),
@@ -132,7 +133,7 @@ impl OutputView {
         })
     }
 
-    /// What is left of characters that will never be finished.
+    /// Returns the replacement for incomplete characters at the end of each stream.
     pub(crate) fn rest(&mut self) -> Vec<CommandChunk> {
         let mut chunks = Vec::new();
         for stream in STREAMS {
@@ -183,7 +184,7 @@ impl OutputView {
                 gone.stderr = shown.stderr.saturating_sub(from.stderr);
             }
             ReadFrom::Pos(pos) => {
-                // How the lost part was shared is not known; that it was lost, and how much, is.
+                // The split of the lost bytes between the streams is unknown; their sum is known.
                 let both = self.pos.saturating_sub(pos);
                 gone.stdout = both.min(shown.stdout);
                 gone.stderr = both - gone.stdout;
@@ -252,7 +253,7 @@ impl OutputView {
 
     fn text(&mut self, stream: StreamName, at: UnixMs, text: String) -> Option<CommandChunk> {
         let (skip, keep, mut place) = self.place(stream, at, text.len())?;
-        // Never into a character: one that does not fit comes with the next read.
+        // Never splits a character. A character that does not fit comes with the next read.
         let begin = (skip..text.len()).find(|at| text.is_char_boundary(*at))?;
         let end = (begin..=skip + keep)
             .rev()
@@ -278,7 +279,7 @@ impl OutputView {
         Some(CommandChunk::Text(place.of(text)))
     }
 
-    /// How much of a piece is before where the reader begins, how much of the rest it wants, and where that is.
+    /// Returns how many bytes of a piece to skip and to keep, and their place.
     fn place(
         &mut self,
         stream: StreamName,
@@ -313,7 +314,7 @@ impl OutputView {
         ))
     }
 
-    /// The reader has been told so many bytes more.
+    /// Advances the reader by this many bytes.
     fn went_on(&mut self, stream: StreamName, bytes: usize) {
         let bytes = bytes as u64;
         *self.next.of_mut(stream) += bytes;
@@ -322,7 +323,7 @@ impl OutputView {
     }
 }
 
-/// Where a piece is.
+/// The position of a piece in the output.
 struct Place {
     stream: StreamName,
     at: UnixMs,

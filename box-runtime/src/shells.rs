@@ -1,5 +1,7 @@
-//! `shell.*`: the agent keeps the shells; here they are found and filled in from the box's defaults, and a run is started as
-//! the command that it is.
+//! `shell.*`: forwards calls about shells to the agent that runs them.
+//!
+//! The agent owns the shells. The runtime applies the defaults of the box, and starts a run as a
+//! command.
 
 use box_protocol::actions::{
     AgentStartParams, CommandChunk, CommandStartResult, ShellCreate, ShellCreateParams,
@@ -22,7 +24,7 @@ use crate::start::directory;
 use box_rpc::Caller;
 
 impl BoxRuntime {
-    /// Makes a shell, or finds the one that has its id.
+    /// Creates a shell, or finds the shell that has its id.
     pub async fn create_shell(
         &self,
         caller: &Caller,
@@ -52,8 +54,10 @@ impl BoxRuntime {
         Ok(made)
     }
 
-    /// Runs a text in a shell. With a place for chunks and `attach` it stays until the reading ends; dropping the future then
-    /// kills the run.
+    /// Runs a text in a shell.
+    ///
+    /// With a channel for chunks and `attach`, the call lasts until reading ends. Dropping the
+    /// future then kills the run.
     pub async fn run_in_shell(
         &self,
         caller: &Caller,
@@ -75,7 +79,9 @@ impl BoxRuntime {
         self.begin(&lease, asked, order, attach).await
     }
 
-    /// The shells of a box, oldest first. To look is not to use.
+    /// Lists the shells of a box, oldest first.
+    ///
+    /// Does not count as activity and does not wake the box.
     pub async fn list_shells(
         &self,
         caller: &Caller,
@@ -107,7 +113,7 @@ impl BoxRuntime {
 }
 
 impl AgentLease {
-    /// Whose box it is, is not for an agent to say.
+    /// Sets the box id, which the runtime does not accept from an agent.
     fn own(&self, info: &mut ShellInfo) {
         info.box_id = self.spec().box_id.clone();
     }

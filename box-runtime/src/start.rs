@@ -1,4 +1,6 @@
-//! Starting a command and reading it: the one path of `command.start`, `shell.run`, `file.watch` and `box.exec`.
+//! Starts and reads commands, for every action that runs one.
+//!
+//! These are `command.start`, `shell.run`, `file.watch` and `box.exec`.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
@@ -26,44 +28,46 @@ use crate::shm::ShmSlot;
 /// Bytes of output that an agent may send after the deadline of its command.
 const OVERTIME_BYTES: usize = 1024 * 1024;
 
-/// How long after the deadline of its command a reader may refuse to read.
+/// Maximum time after the deadline for which a reader may block the output.
 const STALLED_READER: Duration = Duration::from_mins(1);
 
-/// What a started command answers with.
+/// The reply that the caller of a start wants.
 pub(crate) enum Reply<'a> {
-    /// That it has started.
+    /// The start of the command.
     Started,
-    /// Its end, with the first bytes of each stream.
+    /// The exit of the command, with the first bytes of each stream.
     Collected { bytes: u64 },
-    /// Its end, after its output as chunks.
+    /// The exit of the command, after its output as chunks.
     Streamed {
         attach: AttachOptions,
         to: &'a mpsc::Sender<CommandChunk>,
     },
 }
 
-/// When the runtime stops waiting for the end of a command.
+/// The time at which the runtime stops waiting for the exit of a command.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
-    /// The command's time limit and the grace after it.
+    /// The time limit of the command plus the grace period.
     at: Instant,
-    /// How long each later message of the agent may take.
+    /// Maximum time of each later message of the agent.
     grace: Duration,
 }
 
 impl Deadline {
-    /// The deadline of a command that starts now. A limit beyond the clock is none.
+    /// Returns the deadline of a command that starts now.
+    ///
+    /// A limit beyond the range of the clock means no deadline.
     pub(crate) fn after(limit: Duration, grace: Duration) -> Option<Self> {
         let at = Instant::now().checked_add(limit.saturating_add(grace))?;
         Some(Self { at, grace })
     }
 }
 
-/// The client that reads a command.
+/// The client that reads the output of a command.
 pub(crate) struct Reader<'a> {
     to: &'a mpsc::Sender<CommandChunk>,
     deadline: Option<Deadline>,
-    /// Bytes that came after the deadline.
+    /// Bytes that arrived after the deadline.
     overtime: usize,
 }
 
@@ -76,7 +80,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Counts a chunk that came after the deadline. Output that was under way may still come, but not without end.
+    /// Counts a chunk that arrived after the deadline, up to a limit.
+    ///
+    /// The agent may still send output that was in transit.
     fn accept(&mut self, chunk: &AgentChunk) -> Result<(), Failure> {
         if self
             .deadline
@@ -92,7 +98,8 @@ impl<'a> Reader<'a> {
 
     /// Waits until the client takes a chunk.
     ///
-    /// A command with a deadline goes on without a client that has left, and does not wait for one that never reads.
+    /// A command with a deadline continues after its client has disconnected. It does not wait
+    /// forever for a client that never reads.
     async fn send(&self, chunk: CommandChunk) -> Result<(), Failure> {
         let sending = self.to.send(chunk);
         let Some(deadline) = self.deadline else {
@@ -119,16 +126,18 @@ fn size_of(chunk: &AgentChunk) -> usize {
     }
 }
 
-/// The agent's answer about a command that was started.
+/// The agent's answer about a started command.
 pub(crate) struct Answer {
     pub(crate) told: AgentCommand,
     /// How reading ended, if the output was streamed.
     pub(crate) read: Option<ReadEnd>,
-    /// The shared memory of collected output.
+    /// The shared memory that holds collected output.
     pub(crate) slot: Option<ShmSlot>,
 }
 
-/// What runs a text: the box's shell, if it has one. Without one the agent chooses bash or sh.
+/// Returns the program that runs a text in the shell of the box.
+///
+/// If the box has no shell setting, the agent chooses bash or sh.
 pub(crate) fn in_shell(program: Program, shell: Option<String>) -> Result<Program, BoxError> {
     Ok(match (program, shell) {
         (Program::Text { 0: text, .. }, Some(shell)) => {
@@ -138,14 +147,16 @@ pub(crate) fn in_shell(program: Program, shell: Option<String>) -> Result<Progra
     })
 }
 
-/// Where a command starts: the call's directory, the box's default, or the workspace.
+/// Returns the working directory of a command.
+///
+/// The directory of the call comes first, then the default of the box, then the workspace.
 pub(crate) fn directory(of_call: Option<String>, of_box: Option<String>, spec: &BoxSpec) -> String {
     let directory = of_call.or(of_box);
     directory.unwrap_or_else(|| spec.mount_path.clone())
 }
 
 impl AgentLease {
-    /// What the agent is asked to start: the parameters of the call over the defaults of the box.
+    /// Builds the agent's start parameters from the call and the box defaults.
     pub(crate) async fn command(
         &self,
         params: CommandStartParams,
@@ -187,7 +198,7 @@ impl AgentLease {
         self.attended(env).await?
     }
 
-    /// Starts a command, with its start in the audit log.
+    /// Starts a command and writes its start to the audit log.
     pub(crate) async fn start_audited(
         &self,
         asked: AgentStartParams,
@@ -208,7 +219,7 @@ impl AgentLease {
         let started = started.map_err(BoxError::from);
         match &started {
             Ok(answer) if answer.told.existed => audit.not_started(&id, None, entry),
-            // After any other error the command may run.
+            // After any other error the command may be running.
             Err(error) if is_refusal(error.code()) => audit.not_started(&id, Some(error), entry),
             Ok(_) | Err(_) => {}
         }
@@ -221,7 +232,7 @@ impl AgentLease {
         })
     }
 
-    /// Starts a command and waits for what the reply needs.
+    /// Starts a command and waits for the data that the reply needs.
     pub(crate) async fn start(
         &self,
         mut asked: AgentStartParams,
@@ -265,7 +276,9 @@ impl AgentLease {
         })
     }
 
-    /// Waits for the agent until the deadline, or without one for as long as the agent is healthy.
+    /// Waits for the agent until the deadline.
+    ///
+    /// Without a deadline it waits as long as the agent answers health checks.
     async fn awaited<T>(
         &self,
         work: impl Future<Output = Result<T, CallError>>,
@@ -280,7 +293,7 @@ impl AgentLease {
         }
     }
 
-    /// Asks the agent for output, and passes it on until it ends or the reader has enough.
+    /// Reads output from the agent until it ends or the reader has enough.
     pub(crate) async fn read<A>(
         &self,
         asked: &A::Params,
@@ -346,7 +359,7 @@ impl AgentLease {
                 last.extend(shown.map(CommandChunk::Display));
             }
             for chunk in last {
-                // The client gets the answer, whether or not it takes this.
+                // The client gets the answer even if it does not take this chunk.
                 if let Err(Failure::Silent) = to.send(chunk).await {
                     return Err(Failure::Silent);
                 }
@@ -366,7 +379,10 @@ impl Answer {
     }
 }
 
-/// A digest of what a caller asks for. What the box adds to it may change until the caller repeats the call.
+/// Returns a digest of the caller's parameters.
+///
+/// It excludes the defaults of the box, because these may change before the caller repeats the
+/// call.
 fn digest(params: &CommandStartParams) -> String {
     let mut hasher = DefaultHasher::new();
     params.program.hash(&mut hasher);
@@ -376,7 +392,7 @@ fn digest(params: &CommandStartParams) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// Whether an error says that nothing was started.
+/// Returns whether an error means that the agent started nothing.
 fn is_refusal(code: Code) -> bool {
     matches!(
         code,

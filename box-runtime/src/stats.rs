@@ -57,7 +57,7 @@ async fn figures(entry: &BoxEntry) -> Result<BoxStatsResult, BoxError> {
             .map(|bytes| bytes.saturating_add(workspace)),
         None => None,
     };
-    // The sum of the traffic through forwarded ports and of the box's network interface.
+    // The traffic through the ports of the box, plus that of connections the box opened.
     Ok(BoxStatsResult {
         network_received_bytes: Some(received + used.network_received_bytes.unwrap_or(0)),
         network_sent_bytes: Some(sent + used.network_sent_bytes.unwrap_or(0)),

@@ -1,4 +1,4 @@
-//! `file.watch`: a command that the agent runs itself.
+//! `file.watch`: a command that the agent itself runs.
 
 use box_protocol::actions::{
     AgentStartParams, AgentWatch, CommandChunk, CommandStartResult, FileWatch, FileWatchParams,
@@ -13,8 +13,10 @@ use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
 impl BoxRuntime {
-    /// Watches files, or finds the watch that has this id. With a place for chunks and `attach` it stays until the reading ends;
-    /// dropping the future then ends the watch, unless the caller has named it and so can find it again.
+    /// Watches files, or finds the watch that has this id.
+    ///
+    /// With a channel for chunks and `attach`, the call lasts until reading ends. Dropping the
+    /// future then ends the watch, unless the caller chose its id and can find it again.
     pub async fn watch_files(
         &self,
         caller: &Caller,
@@ -41,7 +43,7 @@ impl BoxRuntime {
     }
 }
 
-/// What a watch says it runs.
+/// The program name that a watch reports.
 const FILE_WATCH: &str = <FileWatch as box_rpc::Action>::NAME;
 
 impl Handle<FileWatch> for BoxRuntime {

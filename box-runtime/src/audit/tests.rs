@@ -1,4 +1,4 @@
-//! What an agent can do to the log: say what is so, and no more.
+//! Tests that an agent cannot write false entries to the audit log.
 
 use std::sync::Mutex;
 
@@ -11,7 +11,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
 
-/// Counts the lines of the log that are about commands.
+/// Counts the log lines about commands.
 #[derive(Clone, Default)]
 struct Lines(Arc<AtomicU64>);
 
@@ -37,7 +37,7 @@ impl Subscriber for Lines {
     fn exit(&self, _: &Id) {}
 }
 
-/// An agent that answers from how much was heard; what it was asked.
+/// An agent that computes its answer from the acknowledged count.
 struct Told {
     answer: fn(u64) -> AgentEndsResult,
     asked: Arc<Mutex<Vec<u64>>>,
@@ -69,7 +69,9 @@ fn ends(first: u64, count: usize) -> AgentEndsResult {
     }
 }
 
-/// Listens for ten seconds to an agent that has so many commands; what it was asked, and how many lines that made.
+/// Receives exits for ten seconds from an agent with `open` commands.
+///
+/// Returns the acknowledged counts, and the number of log lines.
 async fn listened(answer: fn(u64) -> AgentEndsResult, open: u64) -> (Vec<u64>, u64) {
     let lines = Lines::default();
     let _counted = tracing::subscriber::set_default(lines.clone());
@@ -112,7 +114,7 @@ async fn no_more_ends_are_written_than_there_were_starts_and_no_agent_is_asked_w
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_tells_nothing_or_the_same_again_is_not_listened_to() {
-    // One line is for those that were not heard of.
+    // One line reports the commands without an observed exit.
     assert_eq!(listened(|_| ends(0, 0), 7).await, (vec![0], 1));
     assert_eq!(listened(|_| ends(0, 2), 7).await, (vec![0, 2], 3));
     assert_eq!(listened(|_| ends(u64::MAX, 2), 7).await, (vec![0], 1));
@@ -121,7 +123,7 @@ async fn an_agent_that_tells_nothing_or_the_same_again_is_not_listened_to() {
 #[tokio::test(start_paused = true)]
 async fn ends_that_could_not_be_kept_are_counted() {
     let (asked, lines) = listened(|heard| ends(heard + 5, 1), 3).await;
-    // Before the first one nobody has heard of any, so none is missed there.
+    // The first answer defines where the exits begin, so none are missing before it.
     assert_eq!(asked[..3], [0, 6, 12]);
     assert_eq!(lines, 3 + u64::try_from(asked.len()).unwrap() - 1);
 }

@@ -14,7 +14,7 @@ fn bytes(stream: StreamName, offset: u64, data: &[u8]) -> AgentChunk {
     })
 }
 
-/// Kind, stream, offset, position and data of what a reader gets.
+/// Returns offset, position and data of each chunk that a reader gets.
 fn told(output_view: &mut OutputView, chunk: AgentChunk) -> Vec<(u64, u64, String)> {
     let (Converted::Output(chunks) | Converted::Enough(chunks)) =
         output_view.convert(chunk).unwrap()
@@ -116,7 +116,7 @@ fn what_is_gone_is_told_with_its_size() {
 
 #[test]
 fn text_counts_its_own_bytes_and_never_splits_a_character() {
-    // Three bytes that are no text, told as nine, were before.
+    // Three invalid bytes came before, which the text view counts as nine bytes.
     let from = ReadFrom::Offsets(PerStream {
         stdout: 10,
         stderr: 0,
@@ -127,7 +127,7 @@ fn text_counts_its_own_bytes_and_never_splits_a_character() {
         []
     );
     let first = told(&mut output_view, bytes(Stdout, 5, &[0xac, b'a', 0xf0]));
-    // The character that the reader would begin in is not told in part.
+    // The reader's offset is inside a character, which is skipped as a whole.
     assert_eq!(first, [piece(12, 12, "a")]);
     assert_eq!(told(&mut output_view, bytes(Stdout, 8, &[0x9f])), []);
     let rest: Vec<_> = output_view.rest();
@@ -216,7 +216,7 @@ fn output_that_nothing_can_have_written_is_not_believed() {
             );
         }
     }
-    // The control: a place that is far, and can be.
+    // Control: a large offset within the limit is accepted.
     let mut output_view = OutputView::new(View::Bytes, ReadFrom::Tail(9), None, None);
     assert!(
         output_view

@@ -1,4 +1,4 @@
-//! Shutdowns under way: who asked, what is left, until when.
+//! Shutdowns in progress, with their callers, remaining boxes and deadlines.
 
 use box_protocol::BoxError;
 use box_protocol::actions::SystemShutdownResult;
@@ -10,7 +10,7 @@ use box_rpc::Caller;
 
 type Reply = oneshot::Sender<Result<SystemShutdownResult, BoxError>>;
 
-/// All shutdowns under way. Each covers the owners its caller sees.
+/// All shutdowns in progress. Each covers the owners visible to its caller.
 #[derive(Default)]
 pub(super) struct Closings(Vec<Closing>);
 
@@ -22,7 +22,7 @@ struct Closing {
     reply: Reply,
 }
 
-/// How a session went.
+/// How a box ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Orderly,
@@ -30,7 +30,7 @@ pub(super) enum End {
 }
 
 impl Closings {
-    /// A shutdown of `left` sessions begins; of none, it is over at once.
+    /// Begins a shutdown of `left` boxes. A shutdown of none is finished at once.
     pub(super) fn begin(&mut self, caller: Caller, left: usize, until: Instant, reply: Reply) {
         self.0.push(Closing {
             caller,
@@ -42,7 +42,7 @@ impl Closings {
         self.answer_finished();
     }
 
-    /// Whether this owner may have nothing new.
+    /// Returns whether a shutdown covers this owner, who then gets no new boxes.
     pub(super) fn cover(&self, owner: &str) -> bool {
         self.0.iter().any(|closing| closing.caller.sees(owner))
     }
@@ -51,13 +51,13 @@ impl Closings {
         self.0.iter().map(|closing| closing.until).min()
     }
 
-    /// The callers of those whose time is over.
+    /// Returns the callers of the overdue shutdowns.
     pub(super) fn overdue(&self, now: Instant) -> Vec<Caller> {
         let overdue = self.0.iter().filter(|closing| closing.until <= now);
         overdue.map(|closing| closing.caller.clone()).collect()
     }
 
-    /// A session of this owner is gone.
+    /// Counts a box of this owner that has ended.
     pub(super) fn gone(&mut self, owner: &str, end: End) {
         for closing in &mut self.0 {
             if closing.caller.sees(owner) {
@@ -67,7 +67,7 @@ impl Closings {
         }
     }
 
-    /// Answers those with nothing left to wait for.
+    /// Answers the shutdowns without remaining boxes.
     pub(super) fn answer_finished(&mut self) {
         for at in (0..self.0.len()).rev() {
             if self.0[at].left == 0 {

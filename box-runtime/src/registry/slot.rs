@@ -1,4 +1,4 @@
-//! One session, as the table knows it.
+//! The registry's view of one box.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use crate::box_actor::{Request, queue_full};
 
 pub(super) struct Slot {
     pub(super) entry: Arc<BoxEntry>,
-    /// The only sender: letting go of it ends the session.
+    /// The only sender to the box's task. Dropping it ends the box.
     pub(super) mailbox: Option<mpsc::Sender<Request>>,
-    /// Calls that came after the session had stopped listening.
+    /// Calls that arrived after the task had stopped receiving.
     pub(super) waiting: Vec<Request>,
     pub(super) task: AbortHandle,
 }
 
 impl Slot {
-    /// Hands a call over without waiting.
+    /// Passes a call to the task without waiting.
     pub(super) fn give(&mut self, work: Request, limit: usize) {
         let work = match &self.mailbox {
             None => work,
