@@ -118,7 +118,7 @@ impl Audit {
     }
 }
 
-/// Receives exits and logs them until the agent disconnects.
+/// Receives exits from the agent and writes them to the audit log.
 ///
 /// The first `unheard` exits happened before this runtime connected to the agent. Each call
 /// acknowledges the exits that are logged, so that the agent does not send them again. If this

@@ -13,7 +13,7 @@ use crate::backend::Backend;
 pub struct RuntimeConfig {
     /// The backends in order of preference. The first available one creates a box.
     pub backends: Vec<Arc<dyn Backend>>,
-    /// Idle time after which the runtime deletes a box without another lifetime.
+    /// Idle time after which the runtime deletes a box that sets no lifetime.
     pub idle_ttl: Duration,
     /// How long an ended command is kept with its output, by default.
     pub command_retention: Duration,

@@ -42,7 +42,7 @@ pub trait DataPlane: Action<Params: Ordered> + Sized {
         Order::default()
     }
 
-    /// Notes that the runtime forwards a chunk.
+    /// Called for each forwarded chunk, to count its traffic.
     #[doc(hidden)]
     fn passes(_: &AgentLease, _: &Self::Chunk) {}
 

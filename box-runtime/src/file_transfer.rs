@@ -22,10 +22,10 @@ use crate::data_plane::{DataPlane, Order, ask, stream};
 use crate::order::Queued;
 use crate::shm::{ShmPool, ShmSlot};
 
-/// Maximum data size in a message. For so few bytes a slot costs more than it saves.
+/// Maximum data size in a message. A slot would cost more than it saves.
 const INLINE: usize = 4096;
 
-/// Chunks that an agent may send ahead, so that it does not overwrite an unread one.
+/// Chunks that an agent may send ahead without overwriting an unread one.
 #[expect(clippy::cast_possible_truncation, reason = "it is four")]
 const CREDIT: u32 = (FILE_PLACES / 2) as u32;
 
@@ -78,7 +78,7 @@ impl Drop for Filled {
     }
 }
 
-/// An action whose data can be in a slot.
+/// An action that can have its data in a slot.
 trait Carries: Action + DataPlane {
     type Spooled: Action<Result = Self::Result>;
 
@@ -89,7 +89,7 @@ trait Carries: Action + DataPlane {
     /// Returns the parameters with this part of the data.
     fn part(params: &Self::Params, data: Blob, upload: Option<UploadPiece>) -> Self::Params;
 
-    /// Returns the parameters of the variant whose data is in a slot.
+    /// Returns the parameters of the variant with its data in a slot.
     fn spooled(asked: Self::Params, spool: u32, bytes: u64) -> <Self::Spooled as Action>::Params;
 }
 

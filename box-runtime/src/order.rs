@@ -18,7 +18,9 @@ type Key = (Arc<str>, BoxId, OrderKey);
 /// The turns of all boxes.
 pub(crate) type Orders = Turns<Key>;
 
-/// The position of one call in the order. It ends when the call is sent to the agent.
+/// The position of one call in the order.
+///
+/// It ends when the call is sent to the agent.
 #[derive(Debug)]
 pub struct Queued(Option<Turn<Key>>);
 

@@ -42,7 +42,8 @@ const LONGEST_SHUTDOWN: Duration = Duration::from_hours(24);
 /// handle, and the last router made from a handle, is dropped.
 ///
 /// Dropping the future of a call cancels the call. The runtime then kills the command that the call
-/// started, unless its `on_disconnect` is `keep`. A box that the call began to create is still created.
+/// started, unless its `on_disconnect` is `keep`. A box that the call began to create is still
+/// created.
 #[derive(Clone)]
 pub struct BoxRuntime {
     table: mpsc::Sender<Ask>,
