@@ -1,30 +1,37 @@
-//! Every setting of the way out.
+//! Settings of outgoing connections.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use box_protocol::{HostName, NetworkPolicy, NetworkRule};
 
-/// How boxes with a network reach out, and to whom.
+/// Settings for the outgoing connections of boxes.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct EgressConfig {
-    /// To whom boxes may connect at most; a box's own policy can only narrow it. Addresses that are not public are reached only
-    /// if they are listed here.
+    /// Destinations that boxes may connect to; a box's policy can only narrow it.
+    ///
+    /// Boxes reach non-public addresses only if this policy lists them.
     pub policy: NetworkPolicy,
-    /// Addresses of names, before anybody else is asked for them.
+    /// Static addresses of names, which take precedence over DNS.
     pub hosts: BTreeMap<HostName, Vec<IpAddr>>,
-    /// Connect through this proxy.
+    /// HTTP proxy for outgoing connections.
     pub proxy: Option<Proxy>,
-    /// Connections of one box at once.
+    /// Limit of concurrent connections per box.
     pub connections: usize,
-    /// New connections of one box in a second; what comes faster waits. 0 is no limit.
+    /// Limit of new connections per box and second; 0 is unlimited.
+    ///
+    /// Connections beyond the limit wait.
     pub connections_per_sec: u32,
-    /// Questions of one box for names in a second; what comes faster waits, or is lost. 0 is no limit.
+    /// Limit of DNS queries per box and second; 0 is unlimited.
+    ///
+    /// Queries beyond the limit wait or are dropped.
     pub questions_per_sec: u32,
-    /// Bytes that one box may send and receive together, as long as it lives and this process does. 0 is no limit.
+    /// Limit of bytes sent and received per box; 0 is unlimited.
+    ///
+    /// The count covers the lifetime of the box within this process.
     pub bytes: u64,
-    /// Tell every connection in the log, with its end or why there was none.
+    /// Log every connection with its outcome.
     pub audit: bool,
 }
 
@@ -43,22 +50,22 @@ impl Default for EgressConfig {
     }
 }
 
-/// A proxy that is asked to `CONNECT`.
+/// HTTP proxy that supports `CONNECT`.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Proxy {
-    /// Its name or address.
+    /// Host name or address of the proxy.
     pub host: String,
-    /// Its port.
+    /// Port of the proxy.
     pub port: u16,
-    /// What it is told as `Proxy-Authorization`.
+    /// Value of the `Proxy-Authorization` header.
     pub authorization: Option<String>,
-    /// Who is connected to without it.
+    /// Destinations that bypass the proxy.
     pub except: Vec<NetworkRule>,
 }
 
 impl Proxy {
-    /// One that wants to know nothing and is asked for everything.
+    /// Creates a proxy without authorization and without exceptions.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
         Self {
             host: host.into(),
@@ -71,7 +78,7 @@ impl Proxy {
 
 impl std::fmt::Debug for Proxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not what it is told.
+        // The output omits the authorization, which is a secret.
         write!(f, "Proxy({}:{})", self.host, self.port)
     }
 }

@@ -1,4 +1,4 @@
-//! One connection on its way out, from where it arrives to its end.
+//! Life of one outgoing connection, from its arrival to its end.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use super::policy::Refusal;
 use super::syn_queue::Knock;
 use super::{Current, Shared, dns_server, relay};
 
-/// The port of name servers, whose connections are answered here.
+/// DNS port; the runtime answers connections to it.
 const DNS_PORT: u16 = 53;
 
-/// Where a connection is before anybody has decided about it.
+/// Outgoing connection before the decision.
 pub(super) enum Arrival {
-    /// At the gate: its program waits to be told.
+    /// The kernel holds the first packet, and the program waits in `connect`.
     Held(Knock),
-    /// At the exit: the kernel has accepted it, and its program knows no more than that.
+    /// The kernel has accepted the connection at the exit.
     Accepted(TcpStream),
 }
 
 impl Arrival {
-    /// Where it was going.
+    /// Returns the original destination.
     fn destination(&self) -> Option<SocketAddr> {
         match self {
             Self::Held(knock) => Some(knock.to()),
@@ -34,7 +34,7 @@ impl Arrival {
         }
     }
 
-    /// Lets it in, if it is not; somebody is there now.
+    /// Accepts the connection after a successful dial, if it is still held.
     async fn enter(&mut self) -> Result<&TcpStream, Refusal> {
         if let Self::Held(knock) = self {
             *self = Self::Accepted(knock.let_in().await.ok_or(Refusal::Gone)?);
@@ -45,7 +45,7 @@ impl Arrival {
         }
     }
 
-    /// Tells its program that it is no connection, or none any more.
+    /// Ends the connection: refuses a held one and resets an accepted one.
     fn end(self, refusal: Option<Refusal>) {
         match self {
             Self::Held(knock) => knock.refuse(refusal),
@@ -54,15 +54,15 @@ impl Arrival {
     }
 }
 
-/// A connection on its way out. Counted as open until it is dropped.
+/// Outgoing connection, counted as open until it is dropped.
 pub(super) struct Going {
     shared: Arc<Shared>,
-    /// What of it has moved, for the log.
+    /// Bytes sent, for the log.
     sent: AtomicU64,
     received: AtomicU64,
 }
 
-/// Where a connection was going, and where it went.
+/// Requested destination and actual remote address.
 #[derive(Debug, Default)]
 struct Route {
     host: Option<Host>,
@@ -70,7 +70,7 @@ struct Route {
     port: u16,
 }
 
-/// Where it was going, as people write it.
+/// Formats the requested destination for the log.
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
@@ -91,7 +91,7 @@ impl Going {
         }
     }
 
-    /// Serves it to its end, and tells what came of it.
+    /// Serves the connection to its end and logs the outcome.
     pub(super) async fn serve(self, mut arrival: Arrival) {
         let mut route = Route::default();
         let end = self.pass(&mut arrival, &mut route).await;
@@ -122,7 +122,7 @@ impl Going {
         }
     }
 
-    /// Passes it on. Whether it is to be broken off at the end, or why there was no way.
+    /// Dials and relays; returns whether the connection must be reset at the end.
     async fn pass(&self, arrival: &mut Arrival, route: &mut Route) -> Result<bool, Refusal> {
         let shared = &self.shared;
         let to = arrival.destination().ok_or(Refusal::NotLeaving)?;
@@ -154,7 +154,7 @@ impl Going {
         route.address = address;
         let near = arrival.enter().await?;
         for stream in [near, &far] {
-            // What is small is waited for.
+            // Avoids the delay of small writes.
             let _ = stream.set_nodelay(true);
         }
         let moved = tokio::select! {
@@ -167,7 +167,7 @@ impl Going {
         Ok(moved.is_err())
     }
 
-    /// Resolves when the connection may not be any more, or the way out is closed.
+    /// Resolves when a policy forbids the connection or the runtime closes the network.
     async fn no_longer(
         &self,
         policy: &mut Current,
@@ -214,7 +214,7 @@ impl relay::Count for Going {
     }
 }
 
-/// Where a connection was going before it was redirected.
+/// Returns the destination of a connection before its redirection.
 pub(super) fn destination(stream: &TcpStream) -> Option<SocketAddr> {
     use rustix::net::sockopt::{ip_original_dst, ipv6_original_dst};
     match stream.local_addr().ok()? {

@@ -1,7 +1,7 @@
-//! From a host that may be dialled to a connection, or to why there is none.
+//! Dialling: from a permitted host to a connection, or to a refusal.
 //!
-//! A name is looked up here and now; each address it turns out to have is asked about, and exactly one of those that may be
-//! reached is dialled. There is no second look.
+//! The dialler resolves a name once, checks every address against the policies, and connects to one
+//! of the permitted addresses. It never resolves a second time between check and connect.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
@@ -20,31 +20,31 @@ use tokio::time::timeout;
 use super::config::{EgressConfig, Proxy};
 use super::policy::{Policies, Refusal, is_public};
 
-/// Names that are looked up at once, each by a thread that waits.
+/// Limit of concurrent lookups, each of which blocks a thread.
 const LOOKUPS: usize = 64;
-/// As many of them may be of one box.
+/// Limit of concurrent lookups per box.
 const LOOKUPS_OF_ONE: usize = 8;
-/// How long a name may take to be found.
+/// Time limit of a lookup.
 const LOOKUP: Duration = Duration::from_secs(10);
-/// How long one address may take to answer.
+/// Time limit of a connection attempt to one address.
 const CONNECT: Duration = Duration::from_secs(15);
-/// How long a proxy may take to say whether it will.
+/// Time limit of a proxy's response to `CONNECT`.
 const PROXY: Duration = Duration::from_secs(30);
-/// Addresses of one name that are tried.
+/// Limit of addresses tried per name.
 const ADDRESSES: usize = 8;
-/// The longest answer of a proxy, without what comes through it.
+/// Longest accepted response head of a proxy.
 const ANSWER: usize = 8 << 10;
 
-/// What dials for all boxes.
+/// Dialler shared by all boxes.
 #[derive(Debug)]
 pub(crate) struct Dialler {
     pub(crate) config: EgressConfig,
-    /// The operator's, which may change.
+    /// Operator policy, which may change.
     policy: RwLock<Arc<NetworkPolicy>>,
     lookups: Arc<Semaphore>,
 }
 
-/// Who asks for names: one box, which may have so many looked up at once that there is room for others.
+/// Lookup permits of one box, limited so that other boxes can make progress.
 #[derive(Debug, Clone)]
 pub(crate) struct Asker(Arc<Semaphore>);
 
@@ -53,7 +53,7 @@ impl Asker {
         Self(Arc::new(Semaphore::new(LOOKUPS_OF_ONE)))
     }
 
-    /// Takes all its places, as names do that are not found.
+    /// Takes all permits, as lookups that never finish do.
     #[cfg(test)]
     pub(super) async fn fill(&self) -> impl Sized {
         let all = u32::try_from(LOOKUPS_OF_ONE).unwrap_or(u32::MAX);
@@ -61,11 +61,11 @@ impl Asker {
     }
 }
 
-/// A connection, and to whom it turned out to be.
+/// Established connection and its actual address.
 #[derive(Debug)]
 pub(crate) struct Dialled {
     pub(crate) stream: TcpStream,
-    /// Unless a proxy knows and we do not.
+    /// Remote address; unknown if a proxy resolved the name.
     pub(crate) address: Option<IpAddr>,
 }
 
@@ -78,7 +78,7 @@ impl Dialler {
         }
     }
 
-    /// The policies that hold for a box with one of its own.
+    /// Returns the policies that apply to a box with this policy.
     pub(crate) fn policies(&self, own: &Arc<NetworkPolicy>) -> Policies {
         let operator = self.policy.read().unwrap_or_else(PoisonError::into_inner);
         Policies {
@@ -87,13 +87,13 @@ impl Dialler {
         }
     }
 
-    /// Changes the operator's policy, for connections to come.
+    /// Replaces the operator policy for future connections.
     pub(crate) fn set_policy(&self, policy: NetworkPolicy) {
         let mut operator = self.policy.write().unwrap_or_else(PoisonError::into_inner);
         *operator = Arc::new(policy);
     }
 
-    /// Connects to a host, if the policies let it.
+    /// Connects to a host, if the policies permit it.
     pub(crate) async fn dial(
         &self,
         asker: &Asker,
@@ -128,7 +128,7 @@ impl Dialler {
         Err(refusal)
     }
 
-    /// The addresses to dial for a host: what it turns out to have, without what may not be reached.
+    /// Resolves a host and returns the addresses that the policies permit.
     pub(super) async fn choose(
         &self,
         asker: &Asker,
@@ -157,7 +157,9 @@ impl Dialler {
         }
     }
 
-    /// Whether there is anybody of a name; `None` if that takes too long to find out. A proxy that knows is not asked.
+    /// Returns whether a name exists, or `None` if the lookup times out.
+    ///
+    /// The dialler does not look up names that a proxy resolves.
     pub(crate) async fn exists(&self, asker: &Asker, name: &HostName) -> Option<bool> {
         let host = Host::Name(name.clone());
         let mut proxy = self.config.proxy.iter();
@@ -167,12 +169,15 @@ impl Dialler {
         Some(!self.look_up(asker, name).await?.is_empty())
     }
 
-    /// The addresses of a name, each once, as they are dialled; `None` if that takes too long.
+    /// Resolves a name to distinct addresses in dial order.
+    ///
+    /// Returns `None` if the lookup times out.
     async fn look_up(&self, asker: &Asker, name: &HostName) -> Option<Vec<IpAddr>> {
         if let Some(known) = self.config.hosts.get(name) {
             return Some(known.iter().map(IpAddr::to_canonical).collect());
         }
-        // Held by the thread, which goes on when nobody waits any more: there are never more of them.
+        // The thread owns the permits, because it outlives a caller that stops waiting. This bounds
+        // the number of threads.
         let (own, all) = (Arc::clone(&asker.0), Arc::clone(&self.lookups));
         let name = name.clone();
         let looking = async move {
@@ -192,7 +197,9 @@ impl Dialler {
     }
 }
 
-/// Connects to an address. One that is near has answered by the time it can be waited for, and nobody is woken for it.
+/// Connects to an address.
+///
+/// A nearby host has usually accepted before the wait starts, which saves a wakeup.
 async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     let family = match to {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -201,7 +208,7 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = loop {
         match rustix::net::socket_with(family, SocketType::STREAM, flags, None) {
-            // Nobody out there has said anything yet: whoever waits can wait for this, too.
+            // No packet has left the machine yet, so the dialler can retry within the same timeout.
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                 tokio::time::sleep(super::RETRY).await;
             }
@@ -224,8 +231,9 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// What is said of a host none of whose addresses could be connected to: that somebody is there says more than that nobody
-/// answers, and that more than that there is no way to one of them.
+/// Picks the more informative refusal after failed attempts on several addresses.
+///
+/// A refused connection outranks a timeout, and a timeout outranks a missing route.
 fn more_telling(so_far: Refusal, error: io::ErrorKind) -> Refusal {
     match error {
         io::ErrorKind::ConnectionRefused => Refusal::Refused,
@@ -235,8 +243,9 @@ fn more_telling(so_far: Refusal, error: io::ErrorKind) -> Refusal {
     }
 }
 
-/// Asks the machine for a name: its own list of hosts, then its name servers. With a dot at its end, so that what is looked up
-/// is this name and no other that has it as its beginning.
+/// Resolves a name with the machine's resolver: its hosts file, then its name servers.
+///
+/// The trailing dot prevents the resolver from appending a search domain.
 fn system_lookup(name: &HostName) -> io::Result<Vec<IpAddr>> {
     let listed = std::fs::read_to_string("/etc/hosts").map(|text| listed(&text, name));
     if let Ok(listed) = listed
@@ -259,8 +268,10 @@ fn listed(hosts: &str, name: &HostName) -> Vec<IpAddr> {
     hosts.lines().filter_map(of_line).collect()
 }
 
-/// Whether an address may be dialled. One of this machine may not, public or not, unless it is listed: what listens there may
-/// trust whoever is on the machine.
+/// Checks whether the dialler may connect to an address.
+///
+/// An address of this machine must be listed even if it is public, because local services may trust
+/// local clients.
 fn admit(policies: &Policies, address: IpAddr, port: u16) -> Result<(), Refusal> {
     policies.may_reach(address, port)?;
     if is_public(address) && !policies.lists(address, port) && is_own(address) {
@@ -269,8 +280,10 @@ fn admit(policies: &Policies, address: IpAddr, port: u16) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Whether an address is one of this machine's: a socket can be bound to it. Where the machine lets sockets be bound to any
-/// address, it is one that would be talked to from itself.
+/// Returns whether an address belongs to this machine, i.e. a socket can bind to it.
+///
+/// Where the kernel permits a bind to any address, the source address that it chooses for a
+/// connection decides.
 fn is_own(address: IpAddr) -> bool {
     let (any, setting): (SocketAddr, _) = match address {
         IpAddr::V4(_) => ((Ipv4Addr::UNSPECIFIED, 0).into(), "ipv4"),
@@ -278,7 +291,7 @@ fn is_own(address: IpAddr) -> bool {
     };
     match UdpSocket::bind(SocketAddr::new(address, 0)) {
         Ok(_) => {}
-        // Whatever else goes wrong says nothing of whose it is.
+        // Any other error does not show that the address is remote.
         Err(error) => return error.kind() != io::ErrorKind::AddrNotAvailable,
     }
     let setting = std::fs::read(format!("/proc/sys/net/{setting}/ip_nonlocal_bind"));
@@ -287,7 +300,7 @@ fn is_own(address: IpAddr) -> bool {
     }
     let from = || {
         let socket = UdpSocket::bind(any)?;
-        // Sends nothing.
+        // Connecting a UDP socket sends no packet.
         socket.connect(SocketAddr::new(address, 9))?;
         socket.local_addr()
     };
@@ -333,7 +346,7 @@ impl Proxy {
     }
 }
 
-/// Reads up to the empty line, and nothing of what follows it.
+/// Reads up to and including the empty line, and no further.
 async fn head_of(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,37 +1,44 @@
-//! Questions to a name server, and answers to them. Pure, strict and small: one question in a message, of a name that is written
-//! out; whatever else a box sends is answered with an error or not at all.
+//! Parser and encoder of DNS messages.
+//!
+//! The parser is pure and strict. It accepts one question per message with an uncompressed name.
+//! Any other message gets an error response or none.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use box_protocol::HostName;
 
-/// The header of every message.
+/// Length of a message header.
 const HEADER: usize = 12;
-/// Longest question there can be: the header, a name, a type and a class; and room for what clients add behind it.
+/// Longest accepted message.
+///
+/// This covers the header, a name, a type and a class, and the options that clients append.
 pub(crate) const MESSAGE_MAX: usize = 4096;
 
-/// How long an answer may be kept. It is right as long as the box lives; what a policy denies later is not connected to.
+/// Time to live of an answer, in seconds.
+///
+/// The address stays valid for the lifetime of the box. A later policy change is enforced when the
+/// box connects.
 const KEEP: u32 = 60;
 
-/// The name that stands behind the header, said again.
+/// Compression pointer to the name after the header.
 const NAME_ABOVE: [u8; 2] = [0xc0, 12];
 
 const INTERNET: u16 = 1;
 const TYPE_A: u16 = 1;
 const TYPE_AAAA: u16 = 28;
 
-/// What an answer says if it does not say an address.
+/// Result of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// This is where that one is.
+    /// The addresses of the name.
     At(Ipv4Addr, Option<Ipv6Addr>),
-    /// There is nobody of that name.
+    /// The name does not exist.
     Nobody,
-    /// It cannot be told now.
+    /// The lookup failed temporarily.
     Failed,
 }
 
-/// The codes of answers.
+/// DNS response codes.
 #[derive(Debug, Clone, Copy)]
 enum Code {
     Fine = 0,
@@ -41,29 +48,29 @@ enum Code {
     NotHere = 4,
 }
 
-/// What a message of a box is.
+/// Parsed message from a box.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// Nothing to answer.
+    /// The message gets no response.
     Ignored,
-    /// Nothing that can be answered otherwise.
+    /// The message gets this error response.
     Refused(Vec<u8>),
-    /// A question.
+    /// The message is a valid question.
     Asks(Question),
 }
 
-/// A question for something about a name.
+/// Question about a name.
 #[derive(Debug)]
 pub(crate) struct Question {
-    /// Whom it is about, if that is somebody who could be.
+    /// Name in the question, if it is a valid host name.
     pub(crate) name: Option<HostName>,
     header: [u8; HEADER],
-    /// As it was asked, to be repeated in the answer.
+    /// Raw bytes of the question, which the response repeats.
     bytes: Vec<u8>,
     kind: u16,
 }
 
-/// Reads a message.
+/// Parses a message.
 pub(crate) fn read(message: &[u8]) -> Message {
     let Some(header) = message.first_chunk::<HEADER>() else {
         return Message::Ignored;
@@ -92,7 +99,7 @@ impl Question {
             place += 1;
             match length {
                 0 => break,
-                // Longer ones do not exist: the upper bits mean that the name goes on somewhere else.
+                // A label has at most 63 bytes; the upper two bits mark a compression pointer.
                 64.. => return None,
                 _ => {}
             }
@@ -101,7 +108,7 @@ impl Question {
             if !text.is_empty() {
                 text.push(b'.');
             }
-            // A dot within a part would look like two parts.
+            // A dot inside a label would look like a separator.
             text.extend(
                 label
                     .iter()
@@ -123,7 +130,7 @@ impl Question {
         })
     }
 
-    /// The message that answers it.
+    /// Encodes the response to this question.
     pub(crate) fn answered(&self, answer: Answer) -> Vec<u8> {
         let (code, address) = match (answer, self.kind) {
             (Answer::At(v4, _), TYPE_A) => (Code::Fine, v4.octets().to_vec()),
@@ -150,7 +157,7 @@ impl Question {
 fn reply(header: &[u8], question: &[u8], code: Code, record: &[u8]) -> Vec<u8> {
     let mut message = Vec::with_capacity(HEADER + question.len() + record.len());
     message.extend(&header[..2]);
-    // An answer, to a wish for recursion that is granted.
+    // Flags: response, recursion desired as in the query, recursion available.
     message.extend([0x80 | (header[2] & 0x79), 0x80 | code as u8]);
     message.extend([
         0,

@@ -1,4 +1,4 @@
-//! The name server of a box: questions in, answers out, over both of the ways there are.
+//! Name server of a box, over UDP and TCP.
 
 use std::io;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use tokio::sync::Semaphore;
 use super::rate_limit::Pace;
 use super::{Shared, dns};
 
-/// How long a connection with questions may say nothing.
+/// Idle timeout of a TCP connection.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Names of one box that are looked for at once.
+/// Limit of concurrent lookups per box.
 const LOOKING: usize = 32;
 
-/// Answers what comes as single messages, for as long as the box lives.
+/// Serves UDP queries for the lifetime of the box.
 pub(super) async fn messages(shared: Arc<Shared>, exit: UdpSocket) {
     let exit = Arc::new(exit);
     let places = Arc::new(Semaphore::new(LOOKING));
@@ -39,7 +39,7 @@ pub(super) async fn messages(shared: Arc<Shared>, exit: UdpSocket) {
             dns::Message::Asks(question) => question,
         };
         let current = Arc::clone(&shared.policy.borrow());
-        // Whoever asked asks again, if the answer is lost or nobody has time.
+        // The client repeats the query if the response is lost or the server is busy.
         if let Some(answer) = shared.find(&question, &current) {
             let _ = exit.send_to(&question.answered(answer), from).await;
         } else if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
@@ -53,7 +53,7 @@ pub(super) async fn messages(shared: Arc<Shared>, exit: UdpSocket) {
     }
 }
 
-/// Answers what comes over a connection, one question after the other, until it ends or says nothing for long.
+/// Serves queries on a TCP connection one by one, until it ends or is idle.
 pub(super) async fn connection(shared: &Shared, stream: &mut TcpStream) {
     let mut pace = Pace::new(shared.dialler.config.questions_per_sec);
     let mut next = async || {
@@ -81,7 +81,9 @@ pub(super) async fn connection(shared: &Shared, stream: &mut TcpStream) {
 }
 
 impl Shared {
-    /// What can be answered at once: nobody who may not be looked for is, and who was found before is there.
+    /// Answers a query without a lookup, if possible.
+    ///
+    /// The server refuses forbidden names and answers known names from the table.
     fn find(&self, question: &dns::Question, policy: &Arc<NetworkPolicy>) -> Option<dns::Answer> {
         let Some(name) = &question.name else {
             return Some(dns::Answer::Nobody);
@@ -98,7 +100,10 @@ impl Shared {
         self.names.known(name).then(|| self.told(name))
     }
 
-    /// Whether there is anybody of a name. What was found is forgotten: it is looked for again when it is dialled.
+    /// Looks up whether a name exists.
+    ///
+    /// The server discards the addresses, because the runtime resolves the name again when it
+    /// dials.
     async fn look_for(&self, question: &dns::Question) -> dns::Answer {
         let Some(name) = &question.name else {
             return dns::Answer::Nobody;

@@ -1,7 +1,8 @@
-//! The addresses a box is told for names: one for each name, nobody's anywhere, and the same as long as the box lives.
+//! Synthetic addresses of names: one per name, stable for the lifetime of the box.
 //!
-//! So a connection to such an address means a name, which is looked up when it is dialled. Nobody else's answer is ever passed
-//! to a box, and none can grow old there.
+//! No host has such an address. A connection to one identifies a name, which the runtime resolves
+//! when it dials. A box therefore never receives a third party's DNS answer, and no answer can
+//! become stale inside the box.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,35 +12,40 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{Host, HostName};
 
-/// Names that one box may be told addresses for.
+/// Limit of names per box.
 const NAMES: usize = 16_384;
 
-/// The first address, of 198.18.0.0/15, which is for tests of devices and routed nowhere. The box's own are below.
+/// First synthetic IPv4 address.
+///
+/// The range 198.18.0.0/15 is reserved for device tests and not routed. The box's interface
+/// addresses are below this one.
 const FIRST_V4: u32 = u32::from_be_bytes([198, 18, 1, 0]);
-/// The network of the addresses of IPv6.
+/// Network of the synthetic IPv6 addresses.
 const NET_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xb0, 0, 1, 0, 0, 0, 0);
 
-/// The names of one box.
+/// Table of the names that one box has looked up.
 #[derive(Debug, Default)]
 pub(crate) struct Names(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     places: HashMap<HostName, usize>,
-    /// A place whose line cannot be read is nobody's, and given to nobody else: the box may know its addresses.
+    /// Names by index.
+    ///
+    /// An unreadable line keeps its index unused, because the box may still hold its addresses.
     names: Vec<Option<HostName>>,
-    /// Where they are kept for whoever takes the box over, a line each.
+    /// File with one name per line, for the process that adopts the box.
     file: Option<File>,
-    /// So many of its bytes are whole lines.
+    /// Length of the complete lines in the file.
     bytes: u64,
 }
 
 impl Names {
-    /// Those in a file, to which new ones are added.
+    /// Loads the table from a file and appends new names to it.
     pub(crate) fn kept_in(mut file: File) -> io::Result<Self> {
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
-        // The beginning of a line that was never told.
+        // An incomplete last line was never given to the box.
         let whole = text.iter().rposition(|byte| *byte == b'\n');
         text.truncate(whole.map_or(0, |end| end + 1));
         let bytes = text.len() as u64;
@@ -63,12 +69,12 @@ impl Names {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the box was told of a name before.
+    /// Returns whether the box has looked up this name before.
     pub(crate) fn known(&self, name: &HostName) -> bool {
         self.table().places.contains_key(name)
     }
 
-    /// The addresses of a name. `None` if the box has asked for too many.
+    /// Returns the addresses of a name, or `None` if the table is full.
     pub(crate) fn addresses_of(&self, name: &HostName) -> Option<(Ipv4Addr, Ipv6Addr)> {
         let mut table = self.table();
         let place = match table.places.get(name) {
@@ -81,7 +87,9 @@ impl Names {
         Some((Ipv4Addr::from_bits(FIRST_V4 + place), v6))
     }
 
-    /// Whom a connection to this address means. `None` if it is one of a name, and no box was told that.
+    /// Maps an address to the host it stands for.
+    ///
+    /// Returns `None` for a synthetic address that was never assigned.
     pub(crate) fn host_at(&self, address: IpAddr) -> Option<Host> {
         let place = match address {
             IpAddr::V4(address) if is_of_names(address) => {
@@ -107,10 +115,12 @@ fn is_of_names(address: Ipv4Addr) -> bool {
 }
 
 impl Table {
-    /// Adds a name, unless it could not be kept: told again for another, its address would lead somewhere else.
+    /// Adds a name, or returns `None` if it could not be written to the file.
+    ///
+    /// An unrecorded address could later be assigned to another name.
     fn add(&mut self, name: &HostName) -> Option<usize> {
         if let Some(file) = &mut self.file {
-            // What an attempt before has left is no part of the next line.
+            // Removes the remains of a failed write.
             file.set_len(self.bytes).ok()?;
             let line = format!("{name}\n");
             file.write_all(line.as_bytes()).ok()?;
@@ -193,12 +203,12 @@ mod tests {
         let after = kept();
         assert_ne!(after.addresses_of(&name("b.example")), told);
         assert_eq!(after.addresses_of(&name("a.example")), told);
-        // Whoever wrote it was killed before the end of its line.
+        // The writer was killed in the middle of a line.
         open().write_all(b"half").unwrap();
         let whole = kept().addresses_of(&name("c.example"));
         assert!(whole.is_some());
         assert_eq!(kept().addresses_of(&name("c.example")), whole);
-        // A line that cannot be read keeps its place.
+        // An unreadable line keeps its index.
         open().write_all(b"no name \xff\n").unwrap();
         let next = kept();
         let (v4, _) = next.addresses_of(&name("d.example")).unwrap();

@@ -1,18 +1,28 @@
-//! The way out of a box with a network: what arrives at its exits is looked at, decided on, dialled from here and relayed.
+//! Outgoing network connections of a box: filtered, dialled and relayed by the runtime.
 //!
 //! # Reading order
 //! 1. [`EgressConfig`]: every setting.
-//! 2. This file: `Egress`, the way out of one box. `gate`: where its connections are held; `going`: what becomes of one.
-//! 3. `policy`: who may be connected to; `dial`: from a host to a connection; `relay`: the bytes.
-//! 4. `names`: the addresses a box is told; `answer`: its name server; `dns`: what that is asked and says.
-//! 5. `pace`: how fast it may; `refusals`: the destinations that were refused.
+//! 2. This file: `Egress`, the outgoing network of one box. `syn_queue`: held connections;
+//!   `connection`: the life of one connection.
+//! 3. `policy`: permitted destinations; `dial`: from a host to a connection; `relay`: the byte
+//!   transfer.
+//! 4. `fake_ips`: the synthetic addresses of names; `dns_server`: the box's name server; `dns`: its
+//!   messages.
+//! 5. `rate_limit`: rate limits; `refusals`: recently refused destinations.
 //!
 //! # One connection, end to end
-//! A program in the box asks for `ok.example` and is told an address that is nobody's (`dns`, `names`). It connects; the kernel
-//! holds the first packet and tells `gate` where it is going. `names` says whom that means, `policy` whether that may be, `dial`
-//! looks the name up, asks about what it finds and connects. Then the packet may pass: the kernel redirects it to the exit, where the
-//! connection is accepted here, and `relay` moves bytes. What may not be or cannot be is told to the program as its kernel would. Where
-//! the kernel has no gate, a connection is accepted first and decided on then; all that can be told by that time is a reset.
+//! 1. A program in the box looks up `ok.example`. The name server answers with a synthetic address
+//!   (`dns`, `fake_ips`).
+//! 2. The program connects. The kernel holds the first packet and reports its destination to
+//!   `syn_queue`.
+//! 3. `fake_ips` maps the address to the name, and `policy` checks it. `dial` resolves the name,
+//!   checks each address and connects.
+//! 4. The kernel releases the packet and redirects it to the exit, where the runtime accepts the
+//!   connection. `relay` then moves the bytes.
+//!
+//! A refused or failed connection gets the error that the program's kernel would report. On a
+//! kernel that cannot hold packets, the runtime accepts a connection before it decides. A refusal
+//! is then always a reset.
 
 mod config;
 mod connection;
@@ -48,10 +58,10 @@ use self::rate_limit::Pace;
 use self::refusals::Refusals;
 use self::syn_queue::Gate;
 
-/// How long to wait before something is tried again that failed for want of descriptors or memory.
+/// Delay before a retry after a lack of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The way out of one box. Dropped, it is closed, and what goes through it is broken off.
+/// Outgoing network of one box. Dropping it resets all its connections.
 #[derive(Debug)]
 pub(crate) struct Egress {
     shared: Arc<Shared>,
@@ -66,9 +76,9 @@ struct Shared {
     names: Names,
     asker: Asker,
     policy: Current,
-    /// Where connections arrive: those of IPv4, then those of IPv6, if the box has it.
+    /// Listeners for redirected connections: IPv4, then IPv6 if the box has it.
     exits: Vec<TcpListener>,
-    /// Where they are held before.
+    /// Queue of held connections, if the kernel supports it.
     gate: Option<Gate>,
     pace: Mutex<Pace>,
     large_pipes: Semaphore,
@@ -76,7 +86,7 @@ struct Shared {
     refusals: Refusals,
 }
 
-/// What has gone through.
+/// Traffic counters.
 #[derive(Debug, Default)]
 struct Counts {
     open: AtomicUsize,
@@ -85,7 +95,7 @@ struct Counts {
     received: AtomicU64,
 }
 
-/// What has gone through the exits of a box since this process has them.
+/// Traffic through the exits of a box since this process opened them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Traffic {
     pub(crate) sent: u64,
@@ -95,7 +105,7 @@ pub(crate) struct Traffic {
 }
 
 impl Egress {
-    /// Opens the way out of a box.
+    /// Opens the outgoing network of a box.
     pub(crate) fn open(
         id: Uuid,
         mut exits: EgressSockets,
@@ -137,17 +147,17 @@ impl Egress {
         })
     }
 
-    /// Changes to whom the box may connect. What it may not any more is broken off.
+    /// Replaces the policy of the box and resets connections that it forbids.
     pub(crate) fn set_policy(&self, policy: NetworkPolicy) {
         self.policy.send_replace(Arc::new(policy));
     }
 
-    /// Breaks off what may not be any more after a change of the operator's policy.
+    /// Resets connections that a changed operator policy forbids.
     pub(crate) fn look_again(&self) {
         self.policy.send_modify(|_| {});
     }
 
-    /// The destinations that were refused lately.
+    /// Returns the recently refused destinations.
     pub(crate) fn refused(&self) -> Vec<RefusedConnection> {
         self.shared.refusals.list()
     }
@@ -168,7 +178,7 @@ impl Drop for Egress {
         for task in &self.tasks {
             task.abort();
         }
-        // Connections end with the policy that they are made under.
+        // Each connection watches the policy itself and ends when the policy forbids it.
     }
 }
 
@@ -184,7 +194,9 @@ async fn accept(shared: Arc<Shared>, place: usize) {
 }
 
 impl Shared {
-    /// Gives a connection that was accepted to whoever has dialled for it, or begins to serve it when its turn has come.
+    /// Passes an accepted connection to the task that expects it, or serves it.
+    ///
+    /// A connection that no task expects waits for the rate limit first.
     async fn take_in(self: &Arc<Self>, stream: TcpStream) {
         let unclaimed = match &self.gate {
             Some(gate) => gate.claim(stream),
@@ -204,7 +216,7 @@ impl Shared {
         self.exits.len() > 1
     }
 
-    /// An error once the box has moved as many bytes as it may.
+    /// Returns an error once the box has reached its byte limit.
     fn enough(&self) -> io::Result<()> {
         let counts = &self.counts;
         let moved = counts.sent.load(Ordering::Relaxed) + counts.received.load(Ordering::Relaxed);

@@ -1,4 +1,6 @@
-//! Who may be connected to. Pure: the host as it is dialled, the port and the policies are all it looks at.
+//! Policy decisions about outgoing connections.
+//!
+//! The decision is pure and depends only on the dialled host, the port and the policies.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,45 +9,47 @@ use std::sync::Arc;
 use box_protocol::{Host, HostName, NetworkOpinion, NetworkPolicy};
 use box_sys::Verdict;
 
-/// Why there is no connection.
+/// Reason for a refused or failed connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// A rule of the box denies it.
+    /// A rule of the box denies the destination.
     Denied,
-    /// No rule of the box allows it.
+    /// No rule of the box allows the destination.
     Unlisted,
-    /// A rule of the operator denies it.
+    /// A rule of the operator denies the destination.
     OperatorDenied,
-    /// No rule of the operator allows it.
+    /// No rule of the operator allows the destination.
     OperatorUnlisted,
-    /// The address is not public, and not listed.
+    /// The address is not public and not listed.
     NotPublic,
-    /// The address is this machine's, and not listed.
+    /// The address belongs to this machine and is not listed.
     OwnMachine,
-    /// The box was never told an address like this for a name.
+    /// The synthetic address was never assigned to a name.
     UnknownName,
-    /// It was not on its way out at all.
+    /// The connection did not come from the box's redirection.
     NotLeaving,
-    /// The box has as many connections as it may.
+    /// The box has reached its connection limit.
     Connections,
-    /// The box has moved as many bytes as it may.
+    /// The box has reached its byte limit.
     Bytes,
     /// The name has no address.
     Unresolved,
-    /// The other end refused the connection.
+    /// The remote host refused the connection.
     Refused,
-    /// There is no way to where it is, as far as this machine knows.
+    /// This machine has no route to the destination.
     NoRoute,
-    /// Nobody answered.
+    /// The remote host did not answer.
     Unreachable,
-    /// The program gave it up while it was dialled.
+    /// The program closed the connection during the dial.
     Gone,
-    /// The proxy did not make it.
+    /// The proxy failed to connect.
     Proxy,
 }
 
 impl Refusal {
-    /// What a program is told of it. What is not allowed is refused: nothing else is understood as an answer by all of them.
+    /// Returns the verdict that the program receives.
+    ///
+    /// A policy refusal becomes "connection refused", because all programs understand that error.
     pub(super) fn verdict(self) -> Verdict {
         match self {
             Self::NoRoute => Verdict::NetworkUnreachable,
@@ -54,7 +58,9 @@ impl Refusal {
         }
     }
 
-    /// Whether a policy or a limit decided it. What comes of the network itself is in the program's own error.
+    /// Returns whether a policy or a limit caused the refusal.
+    ///
+    /// The program sees network failures in its own error codes.
     pub(super) fn is_decided(self) -> bool {
         matches!(
             self,
@@ -70,7 +76,7 @@ impl Refusal {
         )
     }
 
-    /// One word for it.
+    /// Returns the identifier of the reason.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Denied => "denied",
@@ -99,17 +105,17 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The policies that a connection needs the consent of.
+/// Policies that must all permit a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Policies {
-    /// The operator's, which alone can open what is not public.
+    /// Operator policy; only this one can permit non-public addresses.
     pub(crate) operator: Arc<NetworkPolicy>,
-    /// The box's own.
+    /// Policy of the box.
     pub(crate) own: Arc<NetworkPolicy>,
 }
 
 impl Policies {
-    /// What both say of it; the operator is asked first.
+    /// Evaluates both policies, the operator policy first.
     fn consent(&self, opinion: impl Fn(&NetworkPolicy) -> NetworkOpinion) -> Result<(), Refusal> {
         match opinion(&self.operator) {
             NetworkOpinion::Denied => return Err(Refusal::OperatorDenied),
@@ -123,12 +129,14 @@ impl Policies {
         }
     }
 
-    /// Whether somebody of this name may be looked for: there must be a port at which that one may be connected to.
+    /// Checks whether the box may look up a name.
+    ///
+    /// At least one port of the name must be permitted.
     pub(crate) fn may_ask(&self, name: &HostName) -> Result<(), Refusal> {
         self.consent(|policy| policy.opinion_of_name(name))
     }
 
-    /// Whether this host may be connected to, as far as is known before a name is looked up.
+    /// Checks a host before its name is resolved.
     pub(crate) fn may_dial(&self, host: &Host, port: u16) -> Result<(), Refusal> {
         self.consent(|policy| policy.opinion(host, port))?;
         match host {
@@ -137,17 +145,17 @@ impl Policies {
         }
     }
 
-    /// Whether a name may be connected to at the address it turned out to have.
+    /// Checks an address that a permitted name resolved to.
     pub(crate) fn may_reach(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
         self.consent(|policy| match policy.opinion_of_address(address, port) {
             NetworkOpinion::Denied => NetworkOpinion::Denied,
-            // It is the name that is listed.
+            // The policy lists the name, so the address needs no rule.
             _ => NetworkOpinion::Open,
         })?;
         self.is_open(address, port)
     }
 
-    /// Whether the operator lists the address, and does not just leave it open.
+    /// Returns whether the operator policy lists the address explicitly.
     pub(crate) fn lists(&self, address: IpAddr, port: u16) -> bool {
         self.operator.opinion_of_address(address, port) == NetworkOpinion::Listed
     }
@@ -161,8 +169,10 @@ impl Policies {
     }
 }
 
-/// Whether an address belongs to the public network: not to this machine, a private network, a link, a group, a cloud's
-/// metadata, documentation or the future.
+/// Returns whether an address is public.
+///
+/// Loopback, private, link-local, multicast, cloud metadata, documentation and reserved addresses
+/// are not.
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => is_public_v4(address),
@@ -184,7 +194,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
             | [198, 51, 100, _]
             | [203, 0, 113, _]
     );
-    // The one metadata address of a cloud that is in public space.
+    // The only cloud metadata address in public address space (Azure).
     !reserved && address != Ipv4Addr::new(168, 63, 129, 16)
 }
 
@@ -194,13 +204,13 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     let [a, b] = high.to_be_bytes();
     let [c, d] = low.to_be_bytes();
     match bits {
-        // Addresses of IPv4 behind a translator are what they are translated to.
+        // For translated IPv4 addresses, the embedded address decides.
         [0x64, 0xff9b, 0, 0, 0, 0, ..] => is_public_v4(Ipv4Addr::new(a, b, c, d)),
         [0x2002, high, low, ..] => {
             let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
             is_public_v4(Ipv4Addr::new(a, b, c, d))
         }
-        // Tunnels, benchmarks and identifiers; documentation.
+        // Tunnels, benchmarks, identifiers and documentation.
         [0x2001, second, ..] if second < 0x200 || second == 0xdb8 => false,
         [0x3fff, second, ..] if second < 0x1000 => false,
         [first, ..] => first & 0xe000 == 0x2000,

@@ -1,13 +1,13 @@
-//! So many in a second, and no faster.
+//! Rate limiter that delays callers.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What of a second's worth may come at once.
+/// Burst size, as a duration at the configured rate.
 const AHEAD: Duration = Duration::from_secs(1);
 
-/// A pace that is kept by waiting.
+/// Rate limit enforced by waiting.
 #[derive(Debug)]
 pub(crate) struct Pace {
     every: Option<Duration>,
@@ -15,7 +15,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// So many in a second; 0 is as many as there are.
+    /// Creates a limiter with this rate per second; 0 is unlimited.
     pub(crate) fn new(per_sec: u32) -> Self {
         let every = Duration::from_secs(1).checked_div(per_sec);
         Self {
@@ -24,7 +24,7 @@ impl Pace {
         }
     }
 
-    /// Waits for the next one's turn.
+    /// Waits until the next event is permitted.
     pub(crate) async fn wait(&mut self) {
         let Some(every) = self.every else {
             return;

@@ -1,4 +1,4 @@
-//! The destinations that a box was refused, for people who look for the reason.
+//! Recently refused destinations of a box, for diagnosis.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,20 +8,22 @@ use box_protocol::actions::RefusedConnection;
 
 use super::policy::Refusal;
 
-/// Destinations that are remembered. Those that were refused longest ago go first.
+/// Limit of remembered destinations. The oldest is dropped first.
 const REMEMBERED: usize = 64;
 
-/// The destinations that were refused last, each once.
+/// Most recently refused destinations, without duplicates.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Mutex<VecDeque<RefusedConnection>>);
 
 impl Refusals {
-    /// Every change is one removal and one push, so a poisoned lock still holds sound refusals.
+    /// Locks the list.
+    ///
+    /// Every change is one removal and one push, so a poisoned lock still holds a valid list.
     fn all(&self) -> MutexGuard<'_, VecDeque<RefusedConnection>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers that the box was not connected to `to`, if a policy or a limit decided so.
+    /// Records a refused destination, if a policy or a limit caused the refusal.
     pub(super) fn tell(&self, to: impl FnOnce() -> String, why: Refusal) {
         if !why.is_decided() {
             return;
@@ -45,7 +47,7 @@ impl Refusals {
         });
     }
 
-    /// All of them, the one that was refused last at the end.
+    /// Returns all refusals, the most recent last.
     pub(super) fn list(&self) -> Vec<RefusedConnection> {
         self.all().iter().cloned().collect()
     }

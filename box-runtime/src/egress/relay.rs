@@ -1,7 +1,8 @@
-//! Bytes from one connection to another and back, to the end of both.
+//! Byte relay between two TCP connections, in both directions, until both end.
 //!
-//! Small amounts are copied; a direction that moves much goes through a pipe, in which bytes change hands without being copied
-//! into this process. So a short exchange costs no pipe, and a long one no copying.
+//! The relay copies small amounts through a buffer. A direction that moves a lot of data switches
+//! to `splice` through a pipe, which does not copy into this process. A short exchange therefore
+//! needs no pipe, and a long one needs no copying.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,36 +14,43 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-/// Bytes copied at once.
+/// Bytes read by one copy.
 const COPIED: usize = 16 << 10;
-/// As many full copies in succession make a direction one that moves much.
+/// Number of consecutive full copies after which a direction switches to a pipe.
 const MUCH: u32 = 4;
-/// What a large pipe may hold, if this process may ask for so much.
+/// Requested capacity of a large pipe, if the kernel grants it.
 const PIPE: usize = 1 << 20;
-/// Large pipes of one box: what is in a pipe is this machine's memory, and whoever does not read leaves it there. Further ones hold
-/// what a pipe holds that nobody has asked about, 64 KiB.
+/// Limit of large pipes per box.
+///
+/// Data in a pipe occupies host memory until the peer reads it. Further pipes keep the kernel's
+/// default capacity of 64 KiB.
 pub(super) const LARGE_PIPES: usize = 16;
 
-/// How long a side may be silent before it is asked whether it is there, how often then, and how often in vain. The kernel forgets
-/// what it has redirected after a minute of silence, if one side has ended what it says.
+/// TCP keepalive settings: idle time, probe interval and probe count.
+///
+/// The kernel drops a redirected connection from its tracking table after a minute of silence if
+/// one side has shut down its sending half.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
 const ASKED_EVERY: Duration = Duration::from_secs(15);
 const ASKED_TIMES: u32 = 4;
 
-/// Who is told of bytes that have arrived on the other side, and may say that it is enough.
+/// Receiver of byte counts. It can end the relay by returning an error.
 pub(crate) trait Count: Sync {
-    /// Leave to have a large pipe.
+    /// Permits for large pipes.
     fn large_pipes(&self) -> &Semaphore;
-    /// So many from the box.
+    /// Counts bytes sent by the box.
     fn sent(&self, bytes: u64) -> io::Result<()>;
-    /// So many to the box.
+    /// Counts bytes received by the box.
     fn received(&self, bytes: u64) -> io::Result<()>;
 }
 
-/// Moves bytes both ways until both sides have ended what they say. An error is a break, to be passed on as one.
+/// Relays bytes in both directions until both sides have shut down.
 ///
-/// A side that has ended what it says may still listen, for as long as it likes; one that is gone altogether says nothing of
-/// that. So both are asked now and then whether they are there, and whoever is not is noticed while the other is waited for.
+/// An error means a broken connection, and the caller must reset the other side.
+///
+/// A side that has shut down its sending half may still read for any length of time. A side that
+/// has vanished sends nothing, so keepalive probes detect it while the relay waits for the other
+/// side.
 pub(crate) async fn relay(near: &TcpStream, far: &TcpStream, count: &impl Count) -> io::Result<()> {
     ask_now_and_then(near)?;
     ask_now_and_then(far)?;
@@ -67,14 +75,14 @@ fn ask_now_and_then(stream: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_tcp_keepcnt(stream, ASKED_TIMES)?)
 }
 
-/// The error of a connection that is broken.
+/// Waits for a connection to break and returns its error.
 async fn broken(stream: &TcpStream) -> io::Error {
     if let Err(error) = stream.ready(Interest::ERROR).await {
         return error;
     }
     match stream.take_error() {
         Ok(Some(error)) | Err(error) => error,
-        // Whoever reads or writes has it.
+        // A concurrent read or write has already consumed the error.
         Ok(None) => io::ErrorKind::ConnectionReset.into(),
     }
 }
@@ -102,8 +110,9 @@ async fn pump(
     through_pipe(from, to, large, moved).await
 }
 
-/// Reads once and writes once: how much was read, and what of it is still to be written. Not asynchronous, so that no
-/// connection has a buffer that waits.
+/// Reads once and writes once; returns the bytes read and the unwritten rest.
+///
+/// The function is synchronous, so no connection holds a buffer while it waits.
 fn copy(from: &TcpStream, to: &TcpStream) -> io::Result<(usize, Vec<u8>)> {
     let mut buffer = [0; COPIED];
     let read = from.try_read(&mut buffer)?;
@@ -138,7 +147,7 @@ async fn through_pipe(
     let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let large = large.try_acquire();
     if large.is_ok() {
-        // Less will do.
+        // A smaller pipe is sufficient.
         let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE);
     }
     loop {
@@ -150,7 +159,7 @@ async fn through_pipe(
         }
         let mut left = held;
         while left > 0 {
-            // The pipe is not empty, so it is the other side that is waited for.
+            // The pipe is not empty, so only the destination can block.
             left -= to
                 .async_io(Interest::WRITABLE, || splice_out(&output, to, left))
                 .await?;
@@ -172,16 +181,16 @@ fn splice_out(pipe: &OwnedFd, to: &TcpStream, most: usize) -> io::Result<usize> 
     }
 }
 
-/// Tells one side that the other has nothing more to say.
+/// Shuts down the sending half of a connection.
 fn end(to: &TcpStream) -> io::Result<()> {
     match rustix::net::shutdown(to, Shutdown::Write) {
-        // It has gone; what it said before is on its way.
+        // The peer has disconnected; the data it sent before is still in transit.
         Ok(()) | Err(rustix::io::Errno::NOTCONN) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Breaks a connection off, so that its other end learns that it was no orderly end.
+/// Resets a connection, so that the peer sees an abnormal end.
 pub(crate) fn reset(stream: TcpStream) {
     let now = Some(Duration::ZERO);
     let _ = sockopt::set_socket_linger(&stream, now);
@@ -195,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts nothing, and has one large pipe.
+    /// Byte counter that ignores the counts and permits one large pipe.
     struct Nobody(Semaphore);
 
     impl Nobody {
@@ -238,7 +247,7 @@ mod tests {
         guest.read_exact(&mut answer).await.unwrap();
         assert_eq!((asked.as_str(), &answer), ("question", b"answer"));
         assert!(!relayed.is_finished(), "the host may say more");
-        // As the kernel does for whoever is asked and is not there.
+        // The kernel does the same to a peer that does not answer keepalive probes.
         reset(guest);
         assert!(relayed.await.unwrap().is_err());
         assert_eq!(host.read(&mut answer).await.unwrap(), 0);

@@ -1,4 +1,4 @@
-//! The gate of a box: connections are held there until somebody has dialled for them.
+//! Queue of outgoing connections that the kernel holds until the runtime has dialled.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,15 +19,17 @@ use super::connection::Arrival;
 use super::policy::Refusal;
 use super::{RETRY, Shared};
 
-/// How long a connection that was let in may take to arrive. Nothing is between but the kernel, so one that has not come by
-/// then was given up by its program while somebody dialled.
+/// Time limit for an admitted connection to arrive at the exit.
+///
+/// Only the kernel is involved, so a connection that has not arrived by then was closed by its
+/// program during the dial.
 const ARRIVES: Duration = Duration::from_secs(5);
 
-/// Where the connections of one box are held.
+/// Held connections of one box.
 #[derive(Debug)]
 pub(super) struct Gate {
     held: AsyncFd<box_sys::SynQueue>,
-    /// Those that were let in and have not arrived, by the mark they were given.
+    /// Admitted connections that have not arrived yet, by their mark.
     expected: Mutex<HashMap<u32, Expected>>,
     next: AtomicU32,
 }
@@ -55,11 +57,11 @@ impl Gate {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives an accepted connection to whoever expects it, or back.
+    /// Passes an accepted connection to the task that expects it, or returns it.
     pub(super) fn claim(&self, stream: TcpStream) -> Option<TcpStream> {
         let mark = box_sys::socket_mark(&stream).unwrap_or_default();
         let to = super::connection::destination(&stream);
-        // Whoever had the box before may have given the same mark to another.
+        // A previous owner of the box may have given the same mark to another connection.
         let is_the_same = |expected: &Expected| {
             to.is_some_and(|to| (to.ip(), to.port()) == (expected.to.ip(), expected.to.port()))
         };
@@ -81,7 +83,9 @@ impl Gate {
     }
 }
 
-/// Serves what is held, for as long as the box lives. What comes faster than it may stays where it is, in the kernel.
+/// Serves held connections for the lifetime of the box.
+///
+/// Connections beyond the rate limit stay in the kernel's queue.
 pub(super) async fn hold(shared: Arc<Shared>) {
     let Some(gate) = &shared.gate else {
         return;
@@ -103,29 +107,33 @@ pub(super) async fn hold(shared: Arc<Shared>) {
     }
 }
 
-/// A connection at the gate. Dropped undecided, it stays there for whoever has the box next.
+/// Connection held by the kernel.
+///
+/// If it is dropped without a verdict, the kernel keeps holding it for the next owner of the box.
 #[derive(Debug)]
 pub(super) struct Knock {
     shared: Arc<Shared>,
     to: SocketAddr,
-    /// Until it is decided about.
+    /// The held packet, until the runtime gives a verdict.
     held: Option<QueuedSyn>,
 }
 
 impl Knock {
-    /// Where it is going.
+    /// Returns the destination.
     pub(super) fn to(&self) -> SocketAddr {
         self.to
     }
 
-    /// Lets it in: its program is connected, to us. `None` if it has not waited.
+    /// Admits the connection and accepts it at the exit.
+    ///
+    /// Returns `None` if the program has given up.
     pub(super) async fn let_in(&mut self) -> Option<TcpStream> {
         let shared = Arc::clone(&self.shared);
         let gate = shared.gate.as_ref()?;
         let exit = shared.exits.get(usize::from(self.to.is_ipv6()))?;
         let (mark, arrival) = gate.expect(self.to);
         self.decide(Verdict::Pass(mark));
-        // The kernel has made the connection meanwhile, as a rule: nobody has to be woken for it.
+        // The kernel has usually completed the connection by now, which saves a wakeup.
         if let Some(stream) = arrived_at(exit)
             && let Some(stray) = gate.claim(stream)
         {
@@ -138,14 +146,14 @@ impl Knock {
         arrived.ok()?.ok()
     }
 
-    /// Tells its program why there is no connection, in the words that a program can be told.
+    /// Refuses the connection with the error code that matches the reason.
     pub(super) fn refuse(mut self, why: Option<Refusal>) {
         self.decide(why.map_or(Verdict::Refused, Refusal::verdict));
     }
 
     fn decide(&mut self, verdict: Verdict) {
         if let (Some(held), Some(gate)) = (self.held.take(), &self.shared.gate) {
-            // What cannot be told is gone.
+            // A failed verdict means that the connection no longer exists.
             let _ = gate.held.get_ref().decide(&held, verdict);
         }
     }
@@ -153,15 +161,16 @@ impl Knock {
 
 impl Drop for Knock {
     fn drop(&mut self) {
-        // Whoever stops leaves it to the next; who has failed has no next.
+        // A runtime that stops leaves the packet to its successor; a panic has no successor.
         if std::thread::panicking() {
             self.decide(Verdict::Refused);
         }
     }
 }
 
-/// A connection that has arrived by now. Looked for first: whether accepting waits is for the socket to say, of which the box's init
-/// has a copy.
+/// Accepts a connection that has already arrived.
+///
+/// The function polls first, because the box's init shares the socket and its non-blocking flag.
 fn arrived_at(exit: &TcpListener) -> Option<TcpStream> {
     let mut is_there = [PollFd::new(exit, PollFlags::IN)];
     if rustix::event::poll(&mut is_there, Some(&Timespec::default())).ok()? == 0 {

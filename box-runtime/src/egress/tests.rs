@@ -1,5 +1,6 @@
-//! From what a box says to what is dialled, by everything that is between, without a socket: questions, names, policies and
-//! lookups are the real ones.
+//! Tests of the path from a DNS query to the dialled address, without sockets.
+//!
+//! DNS parsing, name table, policies and lookups are the production code.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ fn open() -> Arc<NetworkPolicy> {
     policy("{}")
 }
 
-/// One that knows these names.
+/// Creates a dialler with these static names.
 fn dialler(operator: &NetworkPolicy, hosts: &[(&str, &[&str])]) -> Dialler {
     let mut config = EgressConfig {
         policy: operator.clone(),
@@ -136,7 +137,7 @@ async fn a_name_that_changes_its_address_is_asked_about_again() {
     );
 }
 
-/// Numbers that look like chance and are the same each time.
+/// Deterministic pseudo-random numbers.
 struct Chance(u64);
 
 impl Chance {
@@ -147,7 +148,7 @@ impl Chance {
         usize::try_from(self.0 % end as u64).unwrap()
     }
 
-    /// A name as a hostile program would ask for: parts of ones that are allowed, and bytes that are in no name.
+    /// Generates a hostile name from parts of allowed names and invalid bytes.
     fn labels(&mut self) -> Vec<Vec<u8>> {
         const PARTS: [&[u8]; 16] = [
             b"ok",
@@ -181,7 +182,7 @@ impl Chance {
     }
 }
 
-/// Whether the list of the test allows a name, by its bytes and without any of the code that is tested.
+/// Evaluates the test's allow list on raw bytes, independently of the tested code.
 fn allowed_by_eye(labels: &[Vec<u8>]) -> bool {
     let lower: Vec<Vec<u8>> = labels
         .iter()
@@ -200,7 +201,7 @@ fn allowed_by_eye(labels: &[Vec<u8>]) -> bool {
                 .zip(tail)
                 .all(|(one, other)| one == other)
     };
-    // The list below: `ok.com` itself, and everything below `sub.ok.com`.
+    // The list below allows `ok.com` itself and every name below `sub.ok.com`.
     names
         && ((lower.len() == 2 && ends(&[b"ok", b"com"]))
             || (lower.len() > 3 && ends(&[b"sub", b"ok", b"com"])))
@@ -233,7 +234,7 @@ fn of_a_million_names_exactly_the_allowed_ones_are_dialled_as_what_they_are() {
         let name = question.name.filter(|name| policies.may_ask(name).is_ok());
         assert_eq!(name.is_some(), allowed_by_eye(&labels), "{labels:?}");
         let Some(name) = name else { continue };
-        // What the box then connects to is that name and no other, and still allowed.
+        // The box's connection maps back to exactly this name, which is still allowed.
         let (v4, v6) = names.addresses_of(&name).unwrap();
         for address in [IpAddr::from(v4), IpAddr::from(v6)] {
             let host = names.host_at(address).unwrap();
@@ -246,7 +247,7 @@ fn of_a_million_names_exactly_the_allowed_ones_are_dialled_as_what_they_are() {
         }
         passed += 1;
     }
-    // The control: both kinds came up, and often.
+    // Control: both outcomes occurred often.
     assert!((1000..NAMES / 2).contains(&passed), "{passed}");
 }
 
@@ -254,7 +255,7 @@ fn of_a_million_names_exactly_the_allowed_ones_are_dialled_as_what_they_are() {
 async fn a_box_whose_names_take_long_to_find_leaves_room_for_another() {
     let of = dialler(&open(), &[]);
     let (greedy, other) = (Asker::new(), Asker::new());
-    // In the machine's own list: no name server is asked.
+    // The hosts file contains this name, so the resolver sends no query.
     let name = HostName::new("localhost").unwrap();
     let places = greedy.fill().await;
     let waits = of.exists(&greedy, &name);
