@@ -1,5 +1,7 @@
-//! The access to what is inside a box: calls that overlap with execs and with each other go through it, straight to the box's
-//! agent. Whoever is inside keeps the box in use.
+//! Concurrent access of calls to the agent of a box.
+//!
+//! These calls bypass the actor's queue and may overlap with execs and with each other. A call in
+//! progress keeps the box in use.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,22 +19,26 @@ use crate::box_actor::entry::{BoxEntry, Place};
 use crate::shm::{ShmPool, ShmSlot};
 use box_rpc::Caller;
 
-/// Calls that may be inside one box at once. Less than an agent takes, so that an exec always finds room.
+/// Limit of concurrent calls per box.
+///
+/// The limit is lower than the agent's own, so that an exec always finds room.
 pub(crate) const CALLS_INSIDE: usize = 192;
 
-/// Bytes that calls may carry into one box at once: they are in the memory of this process, and then in the box's.
+/// Limit of payload bytes of concurrent calls per box.
+///
+/// The payload occupies memory of this process first, and memory of the box afterwards.
 pub(crate) const BYTES_INSIDE: usize = 64 << 20;
 
-/// Of those that can wait, as many may be in messages on their way to the agent.
+/// Limit of payload bytes in messages on their way to the agent.
 const BYTES_AHEAD: usize = 16 << 20;
 
-/// How long a call whose agent is gone waits for its session to say why.
+/// How long a call waits for the reason of its agent's disconnect.
 const WHY: Duration = Duration::from_secs(5);
 
-/// What bytes are counted in.
+/// Unit in which the semaphores count bytes.
 const PORTION: usize = 1024;
 
-/// The access of one session; opened and shut by its actor.
+/// Access to the agent of one box, opened and shut by its actor.
 pub(crate) struct AgentAccess {
     state: watch::Sender<State>,
     lease: Semaphore,
@@ -43,11 +49,11 @@ pub(crate) struct AgentAccess {
 
 struct State {
     way: Way,
-    /// Calls inside that use the box.
+    /// Calls in progress that use the box.
     calls: usize,
-    /// Those that only look.
+    /// Calls in progress that only query the agent.
     looks: usize,
-    /// When the last call came or went.
+    /// Time of the last start or end of a call that uses the box.
     used: Instant,
 }
 
@@ -57,22 +63,22 @@ impl State {
     }
 }
 
-/// The agent of a box.
+/// Agent of a box.
 #[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) peer: Peer,
     pub(crate) spool: Option<ShmPool>,
-    /// Whether it can move files through slots.
+    /// Whether the agent supports file transfer through shared memory slots.
     pub(crate) spools_files: bool,
     pub(crate) place: Place,
     pub(crate) audit: Audit,
 }
 
 enum Way {
-    /// The box is being made: whoever comes waits.
+    /// The box is starting; calls wait.
     Opening,
     Open(Agent),
-    /// There is no box, for this reason.
+    /// The box does not exist, for this reason.
     Shut(BoxError),
 }
 
@@ -93,18 +99,20 @@ impl AgentAccess {
         }
     }
 
-    /// A box is being made.
+    /// Marks the box as starting.
     pub(crate) fn opening(&self) {
         self.state.send_modify(|state| state.way = Way::Opening);
     }
 
-    /// The box is there, and this is its agent.
+    /// Marks the box as running with this agent.
     pub(crate) fn open(&self, agent: Agent) {
         self.state.send_modify(|state| state.way = Way::Open(agent));
     }
 
-    /// The box is gone. The first reason stands until another box is made, but an end stands over what is none: a box that does
-    /// not answer may still end.
+    /// Marks the box as gone, for this reason.
+    ///
+    /// The first reason stays until the next start. Only an end reason replaces a reason that is
+    /// not an end, because an unreachable box may still end.
     pub(crate) fn shut(&self, reason: BoxError) {
         self.state.send_modify(|state| {
             let stands =
@@ -115,7 +123,9 @@ impl AgentAccess {
         });
     }
 
-    /// Shuts it unless somebody is lease. Whether it is shut: nobody can come in between the look and the deed.
+    /// Shuts the access unless a call uses the box; returns whether no call does.
+    ///
+    /// Check and change are atomic, so no call can start in between.
     pub(crate) fn shut_if_unused(&self, reason: BoxError) -> bool {
         let mut unused = false;
         self.state.send_modify(|state| {
@@ -127,7 +137,7 @@ impl AgentAccess {
         unused
     }
 
-    /// Why there is no box, if that is so.
+    /// Returns the reason why the box does not exist, if it does not.
     pub(crate) fn why_shut(&self) -> Option<BoxError> {
         match &self.state.borrow().way {
             Way::Shut(reason) => Some(reason.clone()),
@@ -135,7 +145,9 @@ impl AgentAccess {
         }
     }
 
-    /// Why a box has ended whose agent is gone. Its session says so soon after.
+    /// Returns why a box with a disconnected agent has ended.
+    ///
+    /// The actor reports the reason shortly after the disconnect.
     pub(crate) async fn why_gone(&self) -> BoxError {
         let is_over = |state: &State| match &state.way {
             Way::Open(agent) => !agent.peer.is_closed(),
@@ -146,34 +158,34 @@ impl AgentAccess {
         self.why_shut().unwrap_or_else(ended)
     }
 
-    /// Returns once no box is being made.
+    /// Waits until the box is no longer starting.
     async fn decided(&self) {
         let mut access = self.state.subscribe();
-        // The sender is `self`, so it cannot be gone.
+        // The sender is in `self`, so the channel is open.
         let _ = access
             .wait_for(|state| !matches!(state.way, Way::Opening))
             .await;
     }
 
-    /// When somebody last came or went.
+    /// Returns the time of the last start or end of a call.
     pub(crate) fn used(&self) -> Instant {
         self.state.borrow().used
     }
 
-    /// Whether nobody is lease.
+    /// Returns whether no call uses the box.
     pub(crate) fn is_unused(&self) -> bool {
         self.state.borrow().calls == 0
     }
 
-    /// Bytes into the box and out of it, over its ports.
+    /// Returns the bytes received and sent by the box over its ports.
     pub(crate) fn traffic(&self) -> (u64, u64) {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (load(&self.received), load(&self.sent))
     }
 
-    /// Returns once nobody is lease.
+    /// Waits until no call uses the box.
     pub(crate) async fn unused(&self) {
-        // The sender is `self`, so it cannot be gone.
+        // The sender is in `self`, so the channel is open.
         let _ = self
             .state
             .subscribe()
@@ -182,7 +194,9 @@ impl AgentAccess {
     }
 }
 
-/// A call inside a box. The box counts as used until it is dropped, unless the call only looks.
+/// Call in progress in a box.
+///
+/// Until it is dropped, the box counts as used. Calls that only query the agent do not count.
 pub struct AgentLease {
     entry: Arc<BoxEntry>,
     purpose: Purpose,
@@ -193,14 +207,18 @@ pub struct AgentLease {
     spools_files: bool,
 }
 
-/// What a call does lease.
+/// Purpose of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// It uses the box, which must run.
+    /// The call uses the box, which must be running.
     Use,
-    /// The same, for the one exec that runs. The actor of the box counts it, so the access does not, and no limit holds.
+    /// The call is the box's current exec.
+    ///
+    /// The actor counts it, so the access does not, and no limit applies.
     Exec,
-    /// It asks the agent what it knows. That is no use of the box, which may be stopped.
+    /// The call only queries the agent.
+    ///
+    /// It does not count as use, and the box may be stopped.
     Look,
 }
 
@@ -211,7 +229,7 @@ impl fmt::Debug for AgentLease {
 }
 
 impl AgentLease {
-    /// Goes in once the box is there.
+    /// Waits for the box to start and begins a call.
     pub(crate) async fn enter(
         entry: Arc<BoxEntry>,
         caller: &Caller,
@@ -225,7 +243,7 @@ impl AgentLease {
         }
     }
 
-    /// Goes in if the box is there; nothing if it is being made.
+    /// Begins a call if the box has started; returns `None` while it is starting.
     pub(crate) fn now(
         entry: &Arc<BoxEntry>,
         caller: &Caller,
@@ -248,7 +266,7 @@ impl AgentLease {
         &self.entry
     }
 
-    /// Who came in.
+    /// Returns the name of the caller.
     pub(crate) fn caller(&self) -> &str {
         &self.caller
     }
@@ -257,7 +275,9 @@ impl AgentLease {
         &self.audit
     }
 
-    /// The outcome of what was asked of the agent: if the agent is gone, the reason why the box has ended.
+    /// Awaits a call to the agent.
+    ///
+    /// If the agent has disconnected, the error is the reason for the end of the box.
     pub(crate) async fn outcome<T>(
         &self,
         work: impl Future<Output = Result<T, BoxError>>,
@@ -270,17 +290,19 @@ impl AgentLease {
         }
     }
 
-    /// What the box was made to.
+    /// Returns the spec of the box.
     pub(crate) fn spec(&self) -> &BoxSpec {
         &self.entry.spec
     }
 
-    /// What its commands find unless they say otherwise.
+    /// Returns the default settings of the box's commands.
     pub(crate) fn defaults(&self) -> Option<Defaults> {
         self.entry.live().defaults.as_deref().cloned()
     }
 
-    /// Room for the bytes that a call carries; refused if others carry too many.
+    /// Reserves memory for the payload of a call.
+    ///
+    /// The reservation fails if concurrent calls have reached the limit.
     pub(crate) fn carry(&self, bytes: usize) -> Result<SemaphorePermit<'_>, BoxError> {
         let room = self.entry.access.lease.try_acquire_many(portions(bytes));
         room.map_err(|_| {
@@ -289,31 +311,31 @@ impl AgentLease {
         })
     }
 
-    /// Waits until those bytes may go to the agent in a message. Nobody holds this for long.
+    /// Waits until the payload may be sent to the agent. Permits are held briefly.
     pub(crate) async fn go_ahead(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
         let portions = portions(bytes.min(BYTES_AHEAD));
-        // It is never closed.
+        // The semaphore is never closed.
         self.entry.access.ahead.acquire_many(portions).await.ok()
     }
 
-    /// So many bytes have come into the box over a port.
+    /// Counts bytes received by the box over a port.
     pub(crate) fn has_received(&self, bytes: usize) {
         let received = &self.entry.access.received;
         received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// So many have left it.
+    /// Counts bytes sent by the box over a port.
     pub(crate) fn has_sent(&self, bytes: usize) {
         let sent = &self.entry.access.sent;
         sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// The slots for files, if there are any and the agent can use them.
+    /// Returns the slots for file transfer, if the agent supports them.
     pub(crate) fn file_slots(&self) -> Option<&ShmPool> {
         self.spool.as_ref().filter(|_| self.spools_files)
     }
 
-    /// A slot for much output, if there is one left.
+    /// Returns a free slot for large output.
     pub(crate) fn slot(&self) -> Option<ShmSlot> {
         self.spool.as_ref().and_then(ShmPool::to_read)
     }
@@ -340,7 +362,9 @@ impl Drop for AgentLease {
 }
 
 impl BoxEntry {
-    /// Where the box is, and its agent, once it is there. To look at it is not to use it.
+    /// Waits for the box to start and returns its location and agent.
+    ///
+    /// This does not count as use.
     pub(crate) async fn place(&self) -> Result<(Place, Peer), BoxError> {
         loop {
             self.access.decided().await;
@@ -353,14 +377,14 @@ impl BoxEntry {
         }
     }
 
-    /// What a call to the inside of the box meets.
+    /// Returns how the state of the box treats a call to its agent.
     pub(crate) fn access(&self) -> Access {
         let live = self.live();
         let wake = live.lifetime.as_ref().is_some_and(|lifetime| lifetime.wake);
         live.state.access(wake)
     }
 
-    /// An error if the box is there and does not run.
+    /// Returns an error if the box is paused or stopped.
     pub(crate) fn is_awake(&self) -> Result<(), BoxError> {
         match self.access() {
             Access::WakeFirst | Access::Refused(Code::Conflict) => {
@@ -372,7 +396,7 @@ impl BoxEntry {
         }
     }
 
-    /// The agent, if the access is open; nothing if it has just begun to be opened again.
+    /// Returns the agent if the access is open, or `None` while the box is starting.
     fn come_in(&self, purpose: Purpose) -> Result<Option<Agent>, BoxError> {
         if purpose != Purpose::Look || self.live().state != BoxState::Stopped {
             self.is_awake()?;
@@ -417,13 +441,13 @@ fn portions(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(PORTION)).unwrap_or(u32::MAX)
 }
 
-/// Whether this says that a box has ended.
+/// Returns whether a reason marks the end of a box.
 fn is_end(reason: &BoxError) -> bool {
     let detail: Option<Detail> = reason.detail();
     detail.is_some_and(|detail| detail.ended.is_some())
 }
 
-/// What a call meets that comes when its box has ended.
+/// Returns the error of a call to a box that has ended.
 pub(crate) fn ended() -> BoxError {
     let error = BoxError::unavailable("the box has ended");
     with_end(

@@ -1,4 +1,4 @@
-//! Why a box has ended, as the error that every call gets whose box ends, and every later call.
+//! Errors that calls receive once their box has ended.
 
 use box_protocol::error::{Detail, Ended, Subject, with_end};
 use box_protocol::{BoxError, BoxId};
@@ -6,7 +6,7 @@ use box_protocol::{BoxError, BoxId};
 use super::queue::EndReason;
 
 impl EndReason {
-    /// The error of a call whose box ends with this.
+    /// Returns the error of a call in a box that ends for this reason.
     pub(super) fn reason(&self, box_id: &BoxId) -> BoxError {
         ended_as(self.into(), box_id)
     }
@@ -24,7 +24,7 @@ impl From<&EndReason> for Ended {
     }
 }
 
-/// The error of a call whose box has ended for this reason.
+/// Returns the error of a call in a box that has ended like this.
 pub(super) fn ended_as(why: Ended, box_id: &BoxId) -> BoxError {
     let did = match why {
         Ended::Deleted => "was deleted",
@@ -42,7 +42,7 @@ pub(super) fn ended_as(why: Ended, box_id: &BoxId) -> BoxError {
     with_end(error.with_detail(&Detail::about(Subject::Box)), why)
 }
 
-/// The error of a call whose box is of no more use, where the backend does not know why.
+/// Returns the error of a call in a broken box when the backend knows no reason.
 pub(super) fn broken(reason: String) -> BoxError {
     let error = BoxError::unavailable(reason);
     with_end(

@@ -1,4 +1,4 @@
-//! What anybody may read of a session without asking it.
+//! Shared description of a box, readable without a request to its actor.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,30 +17,31 @@ use crate::box_actor::persist::Persistence;
 use crate::caller::Rights as _;
 use box_rpc::Caller;
 
-/// A session's entry: written by its actor and by the table, read by `get` and `list`. The lock is held
-/// for a few loads and stores, never across a wait.
+/// Entry of a box: written by its actor and the table, read by `get` and `list`.
+///
+/// Callers hold the lock for a few loads and stores and never across an await.
 pub(crate) struct BoxEntry {
     pub(crate) owner: Arc<str>,
-    /// As asked for, without what belongs to one call and without what [`Live`] holds.
+    /// Requested spec, without per-call fields and without the fields of [`Live`].
     pub(crate) spec: BoxSpec,
     live: Mutex<Live>,
-    /// The way to what is inside the box.
+    /// Access to the agent of the box.
     pub(crate) access: AgentAccess,
-    /// Told when the box may have another end.
+    /// Signals that the expiry of the box may have changed.
     pub(crate) other_end: Notify,
     pub(crate) persistence: watch::Sender<Persistence>,
-    /// Held while the network policy is applied: whoever is last applies the newest.
+    /// Held while a network policy is applied, so that the newest one is applied last.
     connecting: Mutex<()>,
 }
 
-/// Where a box is.
+/// Location of a box: its backend and its id there.
 #[derive(Clone)]
 pub(crate) struct Place {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) id: Uuid,
 }
 
-/// What may change while the session lives.
+/// Mutable part of the entry.
 pub(crate) struct Live {
     pub(crate) state: BoxState,
     pub(crate) lane: LaneStatus,
@@ -56,16 +57,20 @@ pub(crate) struct Live {
     pub(crate) lifetime: Option<Box<Lifetime>>,
     pub(crate) defaults: Option<Box<Defaults>>,
     pub(crate) network_policy: Option<Box<NetworkPolicy>>,
-    /// The box, while there is one, running or not.
+    /// Location of the box, while it exists.
     pub(crate) place: Option<Place>,
     pub(crate) mounts: Mounts,
 }
 
-/// The version of [`Record`]. A new member needs none; what an older program would misunderstand does.
+/// Version of [`Record`].
+///
+/// An added field keeps the version. A change that an older program would misread increments it.
 const RECORD_VERSION: u32 = 1;
 
-/// A session, as it is kept on disk with its box. Read by other versions of this program than the one that has written it: what
-/// they do not know they pass over, and what they need is there from the first version on, or has a default.
+/// Persistent form of an entry, stored on disk with its box.
+///
+/// Other versions of this program read it. They ignore unknown fields, and every field they need
+/// exists since the first version or has a default.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     version: u32,
@@ -91,22 +96,22 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Reads one back, if this version can.
+    /// Parses a record, if this version supports it.
     pub(crate) fn read(text: &str) -> Option<Self> {
         let record: Self = serde_json::from_str(text).ok()?;
         (record.version <= RECORD_VERSION).then_some(record)
     }
 }
 
-/// Mounts one box may come to have.
+/// Limit of mounts per box.
 const MOUNTS: usize = 256;
 
-/// The mounts of a box that is there.
+/// Mounts of an existing box.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Mounts {
-    /// As its calls ask for them.
+    /// Mounts requested by calls.
     pub(crate) asked: Vec<BoxMountSpec>,
-    /// Added since, which no call needs to ask for.
+    /// Mounts added later, which no call needs to request.
     pub(crate) added: Vec<BoxMountSpec>,
 }
 
@@ -115,7 +120,7 @@ impl Mounts {
         self.asked.contains(mount) || self.added.contains(mount)
     }
 
-    /// Refuses what would be more than a box may come to have.
+    /// Returns an error if new mounts would exceed the limit.
     pub(crate) fn has_room_for(&self, new: usize) -> Result<(), BoxError> {
         if self.asked.len() + self.added.len() + new > MOUNTS {
             let what = "mounts of one box";
@@ -124,7 +129,7 @@ impl Mounts {
         Ok(())
     }
 
-    /// Whether something is mounted in the same place.
+    /// Returns whether a mount exists at the same path.
     pub(crate) fn covers(&self, mount: &BoxMountSpec) -> bool {
         let mut there = self.asked.iter().chain(&self.added);
         there.any(|other| other.mount_path == mount.mount_path)
@@ -132,7 +137,7 @@ impl Mounts {
 }
 
 impl BoxEntry {
-    /// The entry of a session that is about to be made.
+    /// Creates the entry of a box that is about to start.
     pub(crate) fn new(owner: Arc<str>, asked: &BoxSpec) -> Self {
         let mut spec = asked.clone();
         spec.cmd = String::new();
@@ -167,7 +172,7 @@ impl BoxEntry {
         }
     }
 
-    /// There is a box now. Lets it out, if it has a network, to whom it may connect.
+    /// Records the location of the box and applies its network policy.
     pub(crate) fn is_at(&self, place: Place, mounts: Mounts) -> Result<(), BoxError> {
         {
             let mut live = self.live();
@@ -177,19 +182,19 @@ impl BoxEntry {
         self.connect()
     }
 
-    /// There is no box any more.
+    /// Records that the box no longer exists.
     pub(crate) fn is_gone(&self) {
         let mut live = self.live();
         live.place = None;
         live.mounts = Mounts::default();
     }
 
-    /// Where the box is, if there is one, running or not.
+    /// Returns the location of the box, if it exists.
     pub(crate) fn place_now(&self) -> Option<Place> {
         self.live().place.clone()
     }
 
-    /// Changes to whom the box may connect, at once if there is one.
+    /// Replaces the network policy and applies it if the box exists.
     pub(crate) fn set_policy(&self, policy: NetworkPolicy) -> Result<(), BoxError> {
         let policy = Some(Box::new(policy));
         let before = std::mem::replace(&mut self.live().network_policy, policy);
@@ -197,7 +202,7 @@ impl BoxEntry {
             .inspect_err(|_| self.live().network_policy = before)
     }
 
-    /// Applies the policy that is on the entry by the time it is applied.
+    /// Applies the network policy that the entry holds at the time of the call.
     fn connect(&self) -> Result<(), BoxError> {
         if self.spec.network == Network::Off {
             return Ok(());
@@ -216,7 +221,9 @@ impl BoxEntry {
         })
     }
 
-    /// Every change is a few assignments, so a poisoned lock still holds a sound entry.
+    /// Locks the mutable part.
+    ///
+    /// Every change is a few assignments, so a poisoned lock still holds a valid entry.
     pub(crate) fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -225,12 +232,12 @@ impl BoxEntry {
         self.spec.world.clone().unwrap_or_default()
     }
 
-    /// Notes what the exec lane does.
+    /// Records the status of the exec queue.
     pub(crate) fn set_lane(&self, lane: LaneStatus) {
         self.live().lane = lane;
     }
 
-    /// Notes that the box has work.
+    /// Records the status of the exec queue and the use of the box.
     pub(crate) fn used(&self, lane: LaneStatus) {
         let now = UnixMs::now();
         let mut live = self.live();
@@ -238,12 +245,12 @@ impl BoxEntry {
         live.last_used_at = now;
     }
 
-    /// Notes that somebody uses the box, or has just done so.
+    /// Records the use of the box.
     pub(crate) fn touch(&self) {
         self.live().last_used_at = UnixMs::now();
     }
 
-    /// Notes that the box is gone though nobody deleted it.
+    /// Records that the box failed, i.e. ended without a delete.
     pub(crate) fn failed(&self, why: BoxError) {
         let reason = why.message().to_owned();
         self.access.shut(why);
@@ -252,7 +259,7 @@ impl BoxEntry {
         live.reason = Some(reason);
     }
 
-    /// What a later process needs to know the box again.
+    /// Returns the record that a later process needs to adopt the box.
     pub(crate) fn record(&self) -> Record {
         let live = self.live();
         Record {
@@ -274,7 +281,7 @@ impl BoxEntry {
         }
     }
 
-    /// The entry of a session whose box was adopted from this backend.
+    /// Creates the entry of a box that this backend has adopted.
     pub(crate) fn adopted(record: Record, backend_name: &str) -> Self {
         let entry = Self::new(record.owner.into(), &record.spec);
         {
@@ -293,19 +300,21 @@ impl BoxEntry {
         entry
     }
 
-    /// The box among all: its owner and its id.
+    /// Returns the unique key of the box: its owner and its id.
     pub(crate) fn key(&self) -> (Arc<str>, BoxId) {
         (Arc::clone(&self.owner), self.spec.box_id.clone())
     }
 
-    /// Whether a caller who sees all means this box of another owner: `ID@OWNER`, or the box's own unique id.
+    /// Returns whether an id names this box of another owner.
+    ///
+    /// A caller with access to all boxes writes `ID@OWNER`, or the unique id of the box.
     pub(crate) fn is_called(&self, id: &BoxId) -> bool {
         let owned = id.as_str().strip_suffix(&*self.owner);
         owned.and_then(|id| id.strip_suffix('@')) == Some(self.spec.box_id.as_str())
             || self.live().backend_id == id.as_str()
     }
 
-    /// The id by which this caller knows the box.
+    /// Returns the id under which this caller sees the box.
     pub(crate) fn seen_as(&self, caller: &Caller) -> BoxId {
         let id = &self.spec.box_id;
         let unique = || BoxId::new(&self.live().backend_id).ok();
@@ -313,7 +322,7 @@ impl BoxEntry {
         known.unwrap_or_else(|| id.clone())
     }
 
-    /// Everything, as this caller is told.
+    /// Returns the full description of the box for this caller.
     pub(crate) fn info(&self, caller: &Caller) -> BoxInfo {
         let (defaults, network_policy) = {
             let live = self.live();
@@ -327,7 +336,7 @@ impl BoxEntry {
         }
     }
 
-    /// What a list tells of it.
+    /// Returns the description of the box in a list.
     pub(crate) fn listed(&self, caller: &Caller) -> BoxInfo {
         let box_id = self.seen_as(caller);
         let live = self.live();

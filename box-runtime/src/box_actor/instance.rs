@@ -1,4 +1,4 @@
-//! The box behind a session, if there is one now.
+//! Running instance of a box, if one exists: start, liveness check and stop.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -27,22 +27,26 @@ use crate::box_actor::agent_access::{Agent, ended};
 use crate::box_actor::entry::{Mounts, Place};
 use crate::shm::ShmPool;
 
-/// The version of `agent.*` this runtime speaks.
+/// Version of the `agent.*` contract that this runtime supports.
 const AGENT_CONTRACT: u32 = 1;
 
-/// The longest message of an agent: both streams of a collected output, in base64, and some. It is sent longer ones, as long
-/// as what callers may send.
+/// Longest message accepted from an agent.
+///
+/// It holds both streams of a collected output in base64. Messages to the agent may be longer, up
+/// to the limit for callers.
 const AGENT_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
-/// The limits of what carries the messages of an agent.
+/// Returns the limits of the transport of agent messages.
 pub(crate) fn carrier_limits() -> Limits {
     let mut limits = Limits::in_process();
     limits.message_bytes = AGENT_MESSAGE_BYTES;
     limits
 }
 
-/// What every command of a box finds in its environment. Nothing of the runtime's own gets in. The system directories of a box
-/// are for reading only, so what `pip install` and `npm install -g` install goes where Python's own default for a user is.
+/// Returns the default environment of the commands in a box.
+///
+/// It contains nothing of the runtime's environment. The system directories are read-only, so `pip
+/// install` and `npm install -g` install into Python's default user directory.
 fn environment(spec: &BoxSpec) -> Result<Env, Invalid> {
     let (user, home) = guest_of(spec);
     let own = format!("{}/.local", home.trim_end_matches('/'));
@@ -54,7 +58,8 @@ fn environment(spec: &BoxSpec) -> Result<Env, Invalid> {
         ("USER", user),
         ("LANG", "C.UTF-8"),
         ("TERM", "dumb"),
-        // Debian's mark of a Python that its packages own (PEP 668). There is nothing of theirs that a guest could break.
+        // Disables Debian's protection of packaged Python modules (PEP 668). The guest cannot break
+        // them, because they are read-only.
         ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
         ("NPM_CONFIG_PREFIX", own.as_str()),
     ] {
@@ -67,33 +72,36 @@ pub(super) struct Instance {
     pub(super) shared: Arc<Shared>,
     pub(super) entry: Arc<BoxEntry>,
     pub(super) living: Option<RunningBox>,
-    /// A box that is being made or ended, so that it is stopped even if nobody waits for that any
-    /// more.
+    /// Box that is starting or stopping.
+    ///
+    /// The actor stops it even if the caller has stopped waiting.
     unstopped: Option<(Arc<dyn Backend>, Uuid)>,
-    /// A box that was adopted and not reached yet. Only this task has the lock.
+    /// Adopted box that has not been reached yet. Only this task takes the lock.
     coming: Option<Mutex<Coming>>,
 }
 
-/// A box that runs.
+/// Running box.
 pub(crate) struct RunningBox {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) id: Uuid,
     pub(super) agent: Session,
     pub(super) spool: Option<ShmPool>,
-    /// Whether the agent can move files through slots; one of an older make cannot.
+    /// Whether the agent supports file transfer through slots; older agents do not.
     spools_files: bool,
     pub(super) audit: Audit,
-    /// The commands it had when it was met.
+    /// Commands that were running when the runtime connected.
     earlier: Earlier,
-    /// Told once the command has ended that the box ends with.
+    /// Signals the end of a main command that ends the box.
     pub(super) over: Arc<Notify>,
-    /// Execs so far, since this.
+    /// Number of execs since the runtime connected.
     execs: u64,
     boot: Uuid,
 }
 
 impl RunningBox {
-    /// Hears the agent of a box; `health` is what it is told.
+    /// Connects to the agent of a box and checks its health.
+    ///
+    /// `health` holds the parameters of the health call.
     pub(crate) async fn meet(
         shared: &Shared,
         (backend, id): (&Arc<dyn Backend>, Uuid),
@@ -142,13 +150,15 @@ impl RunningBox {
         })
     }
 
-    /// An id for the next exec, which no other command of the box has.
+    /// Returns a unique command id for the next exec.
     pub(super) fn next_exec(&mut self) -> Result<CommandId, Invalid> {
         self.execs += 1;
         CommandId::new(format!("exec-{}-{}", self.boot.simple(), self.execs))
     }
 
-    /// Stops everything in it, or lets that go on. An agent that stands still is not one that is gone.
+    /// Pauses or resumes all processes of the box.
+    ///
+    /// While the box is paused, the runtime does not treat a silent agent as gone.
     pub(crate) async fn freeze(&self, limit: Duration, frozen: bool) -> Result<(), BoxError> {
         if frozen {
             self.agent.expect_silence(true);
@@ -163,11 +173,11 @@ impl RunningBox {
     }
 }
 
-/// Why there is no box for a call.
+/// Reason why a call cannot use the box.
 pub(super) enum NotReady {
-    /// There is one, but not for this call.
+    /// The box exists but does not accept this call.
     Refused(BoxError),
-    /// There is none.
+    /// The box does not exist.
     Failed(BoxError),
 }
 
@@ -182,7 +192,7 @@ impl Instance {
         }
     }
 
-    /// This is the box, which was adopted.
+    /// Takes over an adopted box that has been reached.
     pub(super) fn is_in(&mut self, living: RunningBox) {
         (self.coming, self.unstopped) = (None, None);
         self.living = Some(living);
@@ -190,7 +200,7 @@ impl Instance {
         self.watch_main();
     }
 
-    /// The box was adopted, and its agent is waited for.
+    /// Takes over an adopted box before its agent has answered.
     pub(super) fn reaches(&mut self, unreached: Unreached) {
         let Unreached {
             backend,
@@ -201,13 +211,15 @@ impl Instance {
         self.coming = Some(Mutex::new(coming));
     }
 
-    /// Whether this call needs an agent that does not answer. A delete that waits for nothing does not.
+    /// Returns whether a call needs an agent that has not answered.
+    ///
+    /// A forced delete does not need the agent.
     pub(super) fn is_out_of_reach(&self, work: &Request) -> bool {
         let forced = matches!(work, Request::Delete(delete) if delete.force);
         self.coming.is_some() && !forced
     }
 
-    /// Lets calls in, if there is a box.
+    /// Opens the access for calls, if the box is running.
     pub(super) fn open_door(&self) {
         if let Some(living) = &self.living {
             let place = Place {
@@ -226,8 +238,9 @@ impl Instance {
         }
     }
 
-    /// Keeps what is on the entry with the box, for a later process. What cannot be kept now is tried again, and the entry says so
-    /// meanwhile.
+    /// Persists the entry with the box.
+    ///
+    /// If that fails, the runtime retries and marks the box as degraded in the meantime.
     pub(super) async fn keep(&self) {
         self.entry.changed();
         if self.entry.kept().await.is_err() {
@@ -236,8 +249,10 @@ impl Instance {
         }
     }
 
-    /// Whether commands run in the box, or may: an agent that is slow to say so is in want of processor time, and one that is gone
-    /// ends the session by that.
+    /// Returns whether commands may be running in the box.
+    ///
+    /// A slow agent counts as busy, because it probably lacks CPU time. A disconnected agent ends
+    /// the box elsewhere.
     pub(super) async fn may_be_busy(&self) -> bool {
         let Some(living) = &self.living else {
             return false;
@@ -250,7 +265,7 @@ impl Instance {
         !matches!(asked.await, Ok(Ok(health)) if health.running.is_empty())
     }
 
-    /// Sees to it that the box lives and has what is asked for. Whether it was started for that.
+    /// Ensures that the box runs with the requested mounts; returns whether it started.
     pub(super) async fn ready(&mut self, asked: &BoxSpec) -> Result<bool, NotReady> {
         if self.living.is_some() && !self.is_alive().await {
             let why = self.why_gone();
@@ -262,7 +277,7 @@ impl Instance {
             let _ = self.stop().await;
         }
         if self.living.is_none() {
-            // Boxed: what a start needs is not kept room for in every session.
+            // Boxed, so that the future of every actor does not reserve space for a start.
             let started = Box::pin(self.start(asked)).await;
             started.map_err(NotReady::Failed)?;
             return Ok(true);
@@ -292,14 +307,15 @@ impl Instance {
         .unwrap_or(false)
     }
 
-    /// Why the box ended by itself, if its backend knows.
+    /// Returns why the box ended by itself, if its backend knows.
     pub(super) fn why_gone(&self) -> Option<BoxError> {
         let living = self.living.as_ref()?;
         living.backend.why_gone(living.id)
     }
 
-    /// Resolves when the agent is gone, which it is not supposed to be, or the command is that the box ends with; of a box that
-    /// was not reached yet, when that is decided.
+    /// Resolves when the agent disconnects or a main command ends the box.
+    ///
+    /// For an unreached box, it resolves when the runtime has reached it or given up.
     pub(super) async fn ended(&mut self) -> Wakeup {
         if let Some(coming) = &mut self.coming {
             let coming = coming.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -327,8 +343,8 @@ impl Instance {
         let again = self.announce(backend);
         let id = Uuid::now_v7();
         self.unstopped = Some((Arc::clone(backend), id));
-        // A box made again is what it was when it was made first, but for its mounts: only those of this
-        // call have been decided on just now.
+        // A restarted box keeps its original spec except for the mounts. Only the mounts of this
+        // call have been authorized now.
         let remade = again.then(|| {
             let mut spec = self.entry.spec.clone();
             spec.extra_mounts.clone_from(&asked.extra_mounts);
@@ -360,7 +376,7 @@ impl Instance {
             live.last_used_at = now;
             live.created_at = now;
         }
-        // A box without a record is one that nobody would know again.
+        // A later process could not adopt a box without a record.
         self.entry.changed();
         if let Err(error) = self.entry.kept().await {
             let _ = self.stop().await;
@@ -376,7 +392,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Notes on the entry that this backend starts the box. Whether there was one before.
+    /// Records that this backend starts the box; returns whether it is a restart.
     fn announce(&self, backend: &Arc<dyn Backend>) -> bool {
         self.entry.access.opening();
         let mut live = self.entry.live();
@@ -387,7 +403,7 @@ impl Instance {
         again
     }
 
-    /// Lets the backend make the box, and hears its agent.
+    /// Starts the box with the backend and connects to its agent.
     async fn make(
         &self,
         backend: &Arc<dyn Backend>,
@@ -419,8 +435,9 @@ impl Instance {
         Ok((living, (backend_id, facts)))
     }
 
-    /// Waits until nothing is left of an exec, so that the next one does not meet its processes. The reason if the agent
-    /// cannot end it.
+    /// Waits until all processes of an exec are gone.
+    ///
+    /// The next exec must not meet them. The error is the reason why the agent could not kill them.
     pub(super) async fn confirm_killed(&self, command_id: &CommandId) -> Result<(), String> {
         let Some(living) = &self.living else {
             return Ok(());
@@ -432,7 +449,7 @@ impl Instance {
             forget: false,
         };
         let peer = living.agent.peer();
-        // No answer tells its end.
+        // No response reports the end of this command.
         living.audit.expect(&peer, &self.entry);
         let killed = peer.call::<AgentKill>(&params);
         match timeout(self.shared.config.stop_timeout, killed).await {
@@ -443,7 +460,9 @@ impl Instance {
         }
     }
 
-    /// Ends the box, or what was begun of one. Boxed, as it is awaited in many places and rarely.
+    /// Stops the box or aborts its start.
+    ///
+    /// The future is boxed, because many functions await it and it rarely runs.
     pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
         self.entry.is_gone();
         self.coming = None;
@@ -470,7 +489,7 @@ impl Instance {
     }
 }
 
-/// A backend's call that may neither hang nor panic, as far as anybody else can tell.
+/// Runs a backend call with a timeout and turns a panic into an error.
 pub(super) async fn bounded<T>(
     backend: &dyn Backend,
     what: &str,

@@ -1,4 +1,4 @@
-//! The command that is started with a box, `main` in its spec, and the end of the box with it.
+//! Main command of a box (`main` in its spec), which may also end the box.
 
 use std::sync::Arc;
 
@@ -16,11 +16,13 @@ use super::instance::Instance;
 use crate::env_file::environment;
 use crate::start::directory;
 
-/// The id of that command.
+/// Command id of the main command.
 const ID: &str = "main";
 
 impl Instance {
-    /// Starts it, if the spec has one, within the time that a start has. A box whose command cannot be started is of no use.
+    /// Starts the main command, if the spec has one, within the start timeout.
+    ///
+    /// The start of the box fails if the main command cannot start.
     pub(super) async fn enter_main(&self) -> Result<(), BoxError> {
         let limit = self.shared.config.start_timeout;
         let entering = timeout(limit, self.enter_main_at_leisure());
@@ -63,7 +65,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Watches for its end, if the box shall end with it.
+    /// Watches for the end of the main command, if the box ends with it.
     pub(super) fn watch_main(&self) {
         let ends_box = |main: &box_protocol::Main| main.ends_box;
         if let Some(living) = &self.living
@@ -75,7 +77,7 @@ impl Instance {
     }
 }
 
-/// Tells of the end of the command, unless it was the box that ended it, or nobody knows.
+/// Signals the end of the command, unless the box ended it or the end is unknown.
 async fn watch(agent: &Peer, over: &Notify) {
     let Ok(command_id) = CommandId::new(ID) else {
         return;

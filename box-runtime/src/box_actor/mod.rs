@@ -1,15 +1,17 @@
-//! One box: the actor that starts it, grants its execs their turns one at a time, and ends it.
+//! Actor of one box: it starts the box, runs its execs one at a time, and ends it.
 //!
 //! # Reading order
 //!
-//! - `work`: what it is asked.
-//! - `front`: its mailbox, the lane calls wait in, and its clock. The front goes on listening while
-//!   the box is busy.
-//! - `body`: the box itself, if there is one now: start, liveness, stop; `mounts` beside its workspace; `entry`, the command
-//!   that is started with it; `pause` for when it stands still.
-//! - `ending`: what calls get whose box has ended.
-//! - `doubt`: what is checked before an agent is believed.
-//! - this file: what follows from what.
+//! - `request`: the requests to the actor.
+//! - `queue`: its mailbox, the queue of waiting calls, and its timers. The queue accepts requests
+//!   while the box is busy.
+//! - `instance`: the running box, if one exists. `mounts`: mounts besides the workspace;
+//!   `main_command`: the command started with the box; `pause`: paused and stopped boxes.
+//! - `entry`: the shared description of the box; `persist`: its record on disk.
+//! - `agent_access`: calls that bypass the queue.
+//! - `ending`: errors of calls to a box that has ended.
+//! - `validate`: checks of an agent's messages.
+//! - This file: the state transitions.
 
 pub(crate) mod agent_access;
 mod ending;
@@ -52,31 +54,31 @@ pub(crate) use self::queue::queue_full;
 pub(crate) use self::request::{Create, Delete, Exec, Mount, Reply, Request, Transition};
 pub(crate) use self::validate::{Failure, Meaning, agent_violation, agents_error, end_of, look_up};
 
-/// What the table and all sessions share.
+/// State shared by the table and all actors.
 pub(crate) struct Shared {
     pub(crate) config: RuntimeConfig,
     pub(crate) selector: Selector,
-    /// What happened to the boxes.
+    /// Events of the boxes.
     pub(crate) events: Events,
-    /// Why those ended that are gone.
+    /// Reasons for the end of former boxes.
     pub(crate) ends: Ends,
-    /// What agents may call here: nothing.
+    /// Empty router: agents may not call the runtime.
     pub(crate) nothing: Router,
-    /// The order of calls that name the same thing.
+    /// Order of calls that name the same object.
     pub(crate) orders: Orders,
 }
 
-/// What a session begins with.
+/// Initial state of an actor.
 pub(crate) enum Begin {
-    /// Calls, of which the first has made it.
+    /// Waiting requests, the first of which created the box.
     With(Vec<Request>),
-    /// A box that was adopted.
+    /// Adopted box.
     In(Box<RunningBox>),
-    /// One whose agent has not answered yet.
+    /// Adopted box with an agent that has not answered yet.
     Reaching(Box<Unreached>),
 }
 
-/// Lives a session from its beginning to its end, and reports the end to the table.
+/// Runs an actor from start to end and reports the end to the table.
 pub(crate) async fn live(
     shared: Arc<Shared>,
     entry: Arc<BoxEntry>,
@@ -105,28 +107,28 @@ pub(crate) async fn live(
     if last.is_err() {
         let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
         tracing::error!(%owner, %box_id, "the session failed unexpectedly");
-        // The box must not outlive it.
+        // The box must not outlive its actor.
         let _ = AssertUnwindSafe(actor.instance.stop()).catch_unwind().await;
     }
     let left = actor.queue.close();
     drop(actor);
-    // A start that failed says more than this.
+    // The error of a failed start is more specific.
     if entry.access.why_shut().is_none() {
         entry.access.shut(ended());
     }
     if let Some(table) = table.upgrade() {
         let _ = table.send(Ask::Ended { entry, left }).await;
     }
-    // Only now, so that whoever reads the answer finds the session gone.
+    // The response comes last, so that a client that receives it finds the box gone.
     if let Ok(last) = last {
         last.say();
     }
 }
 
-/// The answer that is given once the session is gone.
+/// Response to send once the box is gone.
 enum Last {
     Nothing,
-    /// An exec whose timeout has ended the box.
+    /// Exec with a timeout that has ended the box.
     Exec(Settle),
     Delete(Reply<BoxDeleteResult>, Result<BoxDeleteResult, BoxError>),
 }
@@ -147,7 +149,7 @@ struct Actor {
     entry: Arc<BoxEntry>,
 }
 
-/// Whether the session goes on.
+/// Whether the actor continues.
 enum Next {
     GoOn,
     End(Last),
@@ -174,7 +176,7 @@ impl Actor {
         }
     }
 
-    /// Nothing to do: waits for work, for the end of the agent, or for its own end.
+    /// Waits for a request, a disconnect of the agent, or a timer.
     async fn rest(&mut self) -> Next {
         match self.queue.rest(self.instance.ended()).await {
             Wakeup::Request => Next::GoOn,
@@ -195,7 +197,9 @@ impl Actor {
         }
     }
 
-    /// Nobody has used the box for long. Commands that go on by themselves are work, though nobody asks about them.
+    /// Handles the idle timeout.
+    ///
+    /// Running background commands count as use, even if no client is attached.
     async fn idle(&mut self) -> Next {
         match self.queue.during(self.instance.may_be_busy()).await {
             JobOutcome::Done(false) => {}
@@ -205,7 +209,7 @@ impl Actor {
             }
             JobOutcome::EndReason(over) => return Box::pin(self.over(over)).await,
         }
-        // Somebody may have come meanwhile; from here on nobody can.
+        // A call may have arrived in the meantime; from here on none can.
         if !self.queue.is_idle() {
             return Next::GoOn;
         }
@@ -219,7 +223,7 @@ impl Actor {
         Next::GoOn
     }
 
-    /// Makes the box ready for this call, unless the session is over meanwhile.
+    /// Prepares the box for a call, unless the box ends first.
     async fn ready(&mut self, work: &Request) -> Result<bool, Unready> {
         let Some(spec) = work.spec() else {
             return Ok(false);
@@ -238,7 +242,7 @@ impl Actor {
         }
     }
 
-    /// What follows for a call whose box is not ready.
+    /// Handles a call that cannot use its box.
     async fn unready(&mut self, work: Request, why: Unready) -> Next {
         match why {
             Unready::Refused(error) => {
@@ -247,7 +251,7 @@ impl Actor {
             }
             Unready::Failed(error) => {
                 self.tell("failed", error.message());
-                // All who waited for this start share its outcome.
+                // All calls that waited for this start receive its error.
                 self.entry.access.shut(error.clone());
                 self.queue.refuse_waiting(&error);
                 work.refuse(error);
@@ -257,12 +261,12 @@ impl Actor {
             Unready::EndReason(over) => {
                 let id = &self.entry.spec.box_id;
                 match over {
-                    // The next box would have the same end.
+                    // The next box would expire as well.
                     EndReason::Expired | EndReason::Idle => work.refuse(BoxError::conflict(
                         format!("box {id} expired before it was ready"),
                     )),
                     EndReason::Deleted(_) => work.refuse(over.reason(id)),
-                    // It has not begun, so it may begin in the next box.
+                    // The call has not begun, so it can run in the next box.
                     EndReason::Done | EndReason::Closed => self.queue.put_back(work),
                 }
                 Box::pin(self.over(over)).await
@@ -289,7 +293,7 @@ impl Actor {
         Next::GoOn
     }
 
-    /// Grants an exec its turn, and waits for its end.
+    /// Grants an exec its turn and waits for its end.
     async fn exec(&mut self, exec: Box<Exec>) -> Next {
         if exec.reply.is_closed() {
             return Next::GoOn;
@@ -350,13 +354,13 @@ impl Actor {
         })
     }
 
-    /// Waits until nothing is left of an exec.
+    /// Waits until all processes of an exec are gone.
     async fn ended(&mut self, command_id: &CommandId) -> JobOutcome<Result<(), String>> {
         let job = self.instance.confirm_killed(command_id);
         self.queue.during(Box::pin(job)).await
     }
 
-    /// What follows from the end of an exec.
+    /// Handles the end of an exec.
     async fn finish(&mut self, finish: Finish, command_id: &CommandId) -> Next {
         match finish {
             Finish::Done => Next::GoOn,
@@ -369,7 +373,7 @@ impl Actor {
                 self.end(Last::Exec(settle)).await
             }
             Finish::Overdue(OnTimeout::Kill, settle) => {
-                // A box in want of processor time has a slow agent: it gets the time that a kill has.
+                // The agent of a box without CPU time is slow, so it gets the full kill timeout.
                 match Box::pin(self.ended(command_id)).await {
                     JobOutcome::Done(Ok(())) => {
                         self.entry.used(LaneStatus::Idle);
@@ -383,7 +387,7 @@ impl Actor {
                         return next;
                     }
                 }
-                // Nobody asked for the end of the box, so what is known of it stays, and says why.
+                // No client deleted the box, so its entry stays and states the reason.
                 let why = "the box's agent does not end a command whose time is over";
                 Box::pin(self.fail(broken(why.to_owned()))).await;
                 let _ = settle.send(Ok(Killed::Box));
@@ -431,11 +435,11 @@ impl Actor {
     }
 
     async fn over(&mut self, over: EndReason) -> Next {
-        // Before the agent goes, so that calls inside learn why it does.
+        // The access shuts before the agent disconnects, so that calls in progress get the reason.
         self.entry.access.shut(over.reason(&self.entry.spec.box_id));
         match over {
             EndReason::Deleted(delete) => {
-                // What waited for the box was asked for before: it shall not make another one.
+                // These calls came before the delete and must not start another box.
                 let error = ended_as(Ended::Deleted, &self.entry.spec.box_id);
                 self.queue.refuse_lane(&error);
                 self.delete(delete).await
@@ -452,17 +456,17 @@ impl Actor {
         self.end(Last::Nothing).await
     }
 
-    /// Why a box is of no more use: what its backend knows, or else this.
+    /// Returns the backend's reason for a broken box, or this one.
     fn why_broken(&self, reason: String) -> BoxError {
         self.instance.why_gone().unwrap_or_else(|| broken(reason))
     }
 
-    /// Tells whoever wants to know what happened to the box.
+    /// Publishes an event of the box.
     fn tell(&self, kind: &str, message: &str) {
         self.shared().events.tell(&self.entry, kind, message);
     }
 
-    /// The same, of an end that no caller asked for.
+    /// Publishes an end that no client requested, and records its reason.
     fn ends(&self, kind: &str, why: &str) {
         self.tell(kind, why);
         self.shared().ends.ended(&self.entry, why);
@@ -472,8 +476,9 @@ impl Actor {
         &self.instance.shared
     }
 
-    /// The box is of no more use. Its record stays, so that people find out; the next call makes a
-    /// new box.
+    /// Marks the box as failed and stops it.
+    ///
+    /// The entry stays, so that clients can read the reason. The next call starts a new box.
     async fn fail(&mut self, why: BoxError) {
         let reason = why.message();
         let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
@@ -482,19 +487,19 @@ impl Actor {
         self.entry.failed(why);
         let _ = self.instance.stop().await;
         self.entry.set_lane(LaneStatus::Idle);
-        // From here on it is the record that waits to be forgotten.
+        // From here on, the idle timer applies to the failed entry.
         self.queue.used();
         self.queue.set_clock();
     }
 }
 
-/// Why a call's box is not ready.
+/// Reason why a call cannot use its box.
 enum Unready {
-    /// Only this call's fault.
+    /// The box refuses only this call.
     Refused(BoxError),
-    /// There is no box.
+    /// The box does not exist.
     Failed(BoxError),
-    /// The session ends.
+    /// The box ends.
     EndReason(EndReason),
 }
 

@@ -1,4 +1,4 @@
-//! Mounts beside the workspace: those that calls ask for, and those that are added to a box that is there.
+//! Mounts besides the workspace: requested by calls or added to a running box.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::instance::{Instance, RunningBox, bounded};
 use super::{BoxEntry, agents_error};
 
 impl Instance {
-    /// Whether there is anything to say about mounts at all.
+    /// Returns whether the call or the box has mounts.
     pub(super) fn has_mounts(&self, asked: &BoxSpec) -> bool {
         !asked.extra_mounts.is_empty() || !self.entry.live().mounts.asked.is_empty()
     }
 
-    /// Checks the mounts asked for against those there are, and adds what can be added.
+    /// Checks the requested mounts against the existing ones and adds missing ones.
     pub(super) async fn mount(&mut self, asked: &BoxSpec) -> Result<(), BoxError> {
         let Some(living) = &self.living else {
             return Ok(());
@@ -46,7 +46,9 @@ impl Instance {
         Ok(())
     }
 
-    /// Adds mounts to the box that is there. Those it has already are fine; another one in the same place is not.
+    /// Adds mounts to a running box.
+    ///
+    /// Identical mounts are accepted; a different mount at the same path is an error.
     pub(super) async fn add_mounts(&mut self, asked: &[BoxMountSpec]) -> Result<(), BoxError> {
         let Some(living) = &self.living else {
             let id = &self.entry.spec.box_id;
@@ -85,10 +87,10 @@ impl Instance {
 }
 
 impl Instance {
-    /// Whether a mount to write to can be added now.
+    /// Returns an error if the box cannot get another writable mount.
     fn may_be_written_to(&self) -> Result<(), BoxError> {
         let id = &self.entry.spec.box_id;
-        // What counts its files was set up with the box.
+        // The quota was set up for the mounts that existed at the start.
         if self.entry.spec.workspace_quota_mb > 0 {
             let why = "extra_mounts: a box with workspace_quota_mb gets no more mounts to write to";
             return Err(BoxError::unsupported(why));
@@ -105,7 +107,7 @@ impl RunningBox {
     async fn add(&self, limit: Duration, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let adding = self.backend.add_mounts(self.id, mounts);
         bounded(&*self.backend, "mount into", limit, adding).await??;
-        // What runs there already was fenced in before.
+        // Running commands keep the access rules that they started with.
         for mount in mounts.iter().filter(|mount| mount.mode == HostPathMode::Rw) {
             let path = mount.mount_path.clone();
             let agent = self.agent.peer();
@@ -118,7 +120,7 @@ impl RunningBox {
     }
 }
 
-/// The mounts that are made at all.
+/// Returns the mounts with a mode other than `none`.
 pub(super) fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMountSpec> {
     mounts
         .iter()

@@ -1,4 +1,6 @@
-//! Boxes that stand still, and boxes that are stopped: nothing runs in those but the agent, which is what keeps their files.
+//! Paused boxes and stopped boxes.
+//!
+//! In a stopped box only the agent runs, which keeps the files of the box alive.
 
 use std::time::Duration;
 
@@ -14,15 +16,16 @@ use super::request::{Request, Transition};
 use super::{Actor, Next, Unready, agents_error};
 use crate::box_actor::agent_access::AgentAccess;
 
-/// How long whoever is inside a box that is being stopped has to leave before the box is cleared again: a call that was under
-/// way may have started something.
+/// How long a stop waits for calls in progress before it clears the box again.
+///
+/// A call in progress may have started another process.
 const LEAVING: Duration = Duration::from_millis(50);
 
-/// How often. Who is still inside then, as a slow download is, starts nothing.
+/// Limit of clear attempts. A call that is still in progress then starts nothing.
 const ROUNDS: usize = 20;
 
 impl Actor {
-    /// Brings the box where it shall be, which waits for its exec like any other work.
+    /// Moves the box to the requested state, after the execs queued before.
     pub(super) async fn transition(&mut self, asked: Box<Transition>) -> Next {
         match Box::pin(self.move_to(asked.to)).await {
             Ok(changed) => {
@@ -34,7 +37,7 @@ impl Actor {
         }
     }
 
-    /// Sees to it that the box is not paused; refused unless it may be woken.
+    /// Ensures that the box is running; fails unless the spec permits a wake-up.
     pub(super) async fn wake(&mut self) -> Result<(), Unready> {
         match self.entry.access() {
             Access::WakeFirst => self.move_to(TargetState::Running).await.map(drop),
@@ -42,7 +45,7 @@ impl Actor {
         }
     }
 
-    /// Whether the box was somewhere else before.
+    /// Moves the box to a state; returns whether the state changed.
     async fn move_to(&mut self, to: TargetState) -> Result<bool, Unready> {
         let happened = match self.queue.during(self.instance.move_to(to)).await {
             JobOutcome::Done(Ok(Some(happened))) => happened,
@@ -51,20 +54,20 @@ impl Actor {
             JobOutcome::EndReason(over) => return Err(Unready::EndReason(over)),
         };
         self.tell(happened, "");
-        // In each state a box has another end for want of use, and one that goes on is in use.
+        // Each state has its own idle timeout, and a change of state counts as use.
         self.queue.used();
         self.queue.set_clock();
         Ok(true)
     }
 
-    /// Whether a box that nobody uses is stopped instead of deleted, and is not stopped yet.
+    /// Returns whether an idle timeout stops the box instead of deleting it.
     pub(super) fn stops_when_idle(&self) -> bool {
         let live = self.entry.live();
         let stops = |lifetime: &box_protocol::Lifetime| lifetime.on_idle == OnIdle::Stop;
         live.state == BoxState::Running && live.lifetime.as_deref().is_some_and(stops)
     }
 
-    /// Nobody has used the box for long, and it shall be stopped then.
+    /// Stops an idle box.
     pub(super) async fn stop_idle(&mut self) -> Next {
         match self.move_to(TargetState::Stopped).await {
             Ok(_) => Next::GoOn,
@@ -73,7 +76,8 @@ impl Actor {
                 let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
                 tracing::warn!(%owner, %box_id, %error, "an idle box cannot be stopped yet");
                 self.tell("unstopped", error.message());
-                // It was to keep its files, so it goes on; the next try is as far away as this one was.
+                // The spec asks to keep the files, so the box keeps running until the next idle
+                // timeout.
                 self.queue.used();
                 Next::GoOn
             }
@@ -82,7 +86,7 @@ impl Actor {
 }
 
 impl Instance {
-    /// What happened to the box; nothing if it is there already.
+    /// Moves the box to a state; returns the event, or `None` if nothing changed.
     async fn move_to(&mut self, to: TargetState) -> Result<Option<&'static str>, BoxError> {
         let state = self.entry.live().state;
         let living = self.living.as_ref().ok_or_else(|| self.unmoved(state))?;
@@ -100,7 +104,7 @@ impl Instance {
                 (BoxState::Running, "resumed")
             }
             (BoxState::Running | BoxState::Paused, TargetState::Stopped) => {
-                // From here on nobody comes in.
+                // From here on no call can start.
                 self.entry.live().state = BoxState::Stopped;
                 if state == BoxState::Paused {
                     let resumed = living.freeze(config.probe_timeout, false).await;
@@ -124,7 +128,9 @@ impl Instance {
         Ok(Some(happened))
     }
 
-    /// It did not come to a stop. Somebody may have kept meanwhile that it had.
+    /// Restores the state after a failed stop.
+    ///
+    /// A concurrent write may have persisted the stopped state.
     fn stays(&self, state: BoxState) {
         self.entry.live().state = state;
         self.entry.changed();
@@ -141,7 +147,7 @@ impl Instance {
 }
 
 impl RunningBox {
-    /// Ends everything in it but its agent, also what calls that are inside have just started.
+    /// Kills all processes except the agent, including those just started by calls.
     async fn clear(&self, access: &AgentAccess) -> Result<(), BoxError> {
         let agent = self.agent.peer();
         for _ in 0..ROUNDS {

@@ -1,5 +1,7 @@
-//! What is on a entry, kept with its box for a later process. One writer a box: changes that come while it writes are written
-//! together, and whoever made one can wait until it is on disk.
+//! Persistence of an entry with its box, for a later process.
+//!
+//! Each box has one writer. Changes during a write are combined into the next one, and a caller can
+//! wait until its change is on disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,20 +10,20 @@ use box_protocol::{BoxError, BoxState};
 
 use crate::box_actor::entry::BoxEntry;
 
-/// What was changed and what is kept of it.
+/// Progress of the writer.
 #[derive(Default)]
 pub(crate) struct Persistence {
-    /// Changes so far.
+    /// Number of changes.
     changes: u64,
-    /// So many of them have been written, or could not be.
+    /// Number of changes that were written or failed.
     settled: u64,
     writing: bool,
-    /// What came of the last writing.
+    /// Error of the last write, if it failed.
     outcome: Option<BoxError>,
 }
 
 impl BoxEntry {
-    /// Notes a change and sees to it that it is kept.
+    /// Records a change and schedules a write.
     pub(crate) fn changed(self: &Arc<Self>) {
         let mut is_first = false;
         self.persistence.send_modify(|persistence| {
@@ -33,24 +35,26 @@ impl BoxEntry {
         }
     }
 
-    /// Returns once every change so far is kept; the error if that cannot be.
+    /// Waits until all changes so far are written; returns the error if that fails.
     pub(crate) async fn kept(&self) -> Result<(), BoxError> {
         let mut persistence = self.persistence.subscribe();
         let changes = persistence.borrow().changes;
         let settled = persistence
             .wait_for(|persistence| persistence.settled >= changes)
             .await;
-        // The sender is `self`, so it cannot be gone.
+        // The sender is in `self`, so the channel is open.
         settled.map_or(Ok(()), |persistence| {
             persistence.outcome.clone().map_or(Ok(()), Err)
         })
     }
 }
 
-/// What a box lacks whose record is not what it is: a later process would know it as it was, or not at all.
+/// Feature that a box lacks while its record is outdated.
+///
+/// A later process would adopt the box in its earlier state, or not at all.
 const RECORD: &str = "record";
 
-/// How long it takes until writing is tried again, if nothing changes meanwhile.
+/// Delay before a failed write is retried without a new change.
 const PAUSE: Duration = Duration::from_secs(5);
 
 async fn write(entry: Arc<BoxEntry>) {
@@ -84,7 +88,9 @@ async fn write(entry: Arc<BoxEntry>) {
     }
 }
 
-/// Keeps what the entry says now. A box that is still being made has no record: it would not be whole for whoever adopts it.
+/// Writes the current entry.
+///
+/// A starting box has no record, because an adopting process would find it incomplete.
 async fn write_once(entry: &Arc<BoxEntry>) -> Result<(), BoxError> {
     if entry.live().state == BoxState::Starting {
         return Ok(());

@@ -1,5 +1,6 @@
-//! The front of a session: its mailbox, the lane in which calls wait, and its clock. It listens while
-//! the box behind it is busy.
+//! Input of an actor: its mailbox, the queue of waiting calls, and its timers.
+//!
+//! The queue accepts requests while the box is busy.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -17,30 +18,30 @@ use super::request::{Create, Delete, Request};
 use super::{BoxEntry, RunningBox, Shared};
 use crate::box_actor::agent_access::AgentAccess;
 
-/// Why a session ends now, whatever it does.
+/// Reason for the immediate end of a box.
 pub(super) enum EndReason {
-    /// A delete that waits for nothing.
+    /// A client forced a delete.
     Deleted(Box<Delete>),
-    /// Its time is over.
+    /// The box has reached its expiry time.
     Expired,
-    /// Nobody has used it for long.
+    /// The idle timeout has passed.
     Idle,
-    /// The command has ended that its box ends with.
+    /// The main command that ends the box has ended.
     Done,
-    /// The table let go of it.
+    /// The table has closed the mailbox.
     Closed,
 }
 
-/// What ended a rest.
+/// Event that ends the wait of an idle actor.
 pub(super) enum Wakeup {
     Request,
     Broken(String),
-    /// The agent of a box that was adopted has answered.
+    /// The agent of an adopted box has answered.
     Reached(Box<RunningBox>),
     EndReason(EndReason),
 }
 
-/// What came of a job.
+/// Outcome of a job.
 pub(super) enum JobOutcome<T> {
     Done(T),
     EndReason(EndReason),
@@ -52,13 +53,13 @@ pub(super) struct Queue {
     entry: Arc<BoxEntry>,
     shared: Arc<Shared>,
     clock: Clock,
-    /// A delete waits in the lane: what comes after it is for another box.
+    /// Whether a delete is queued. Later calls are for the next box.
     deleting: bool,
 }
 
-/// When the session ends by itself.
+/// Timers that end the box.
 struct Clock {
-    /// Set to some moment not after the next one that matters, so that an exec need not touch it.
+    /// Next wake-up, at or before the next relevant time, so that an exec need not reset it.
     alarm: Pin<Box<Sleep>>,
     last_used: Instant,
     idle: Option<Duration>,
@@ -84,9 +85,9 @@ impl Clock {
             .idle_ms
             .map_or(shared.config.idle_ttl, Duration::from_millis);
         self.idle = match entry.live().state {
-            // What has failed is not worth keeping for ever.
+            // A failed entry is removed after the idle timeout.
             BoxState::Failed => Some(idle),
-            // Nobody can use it, so nobody fails to.
+            // No client can use the box in these states, so the idle timeout is off.
             BoxState::Paused | BoxState::Unreachable => None,
             BoxState::Stopped => lifetime.delete_after_stop_ms.map(Duration::from_millis),
             _ => (!entry.spec.persistent).then_some(idle),
@@ -108,7 +109,9 @@ impl Clock {
         self.idle.and_then(|idle| used.checked_add(idle))
     }
 
-    /// Returns once the session's time is over; `idle` if idleness counts now. Whoever is inside keeps it from being idle.
+    /// Waits for the expiry or the idle timeout; `idle` enables the latter.
+    ///
+    /// A call in progress delays the idle timeout.
     async fn strike(&mut self, idle: bool, access: &AgentAccess) -> EndReason {
         loop {
             let idle_end = self.idle_end(access).filter(|_| idle);
@@ -152,40 +155,40 @@ impl Queue {
             clock: Clock::new(shared, entry),
             deleting: false,
         };
-        // They were let in already, some of them by the session before.
+        // These requests were admitted already, some of them by the previous actor.
         for work in first {
             front.line_up(work);
         }
         front
     }
 
-    /// What has waited longest.
+    /// Takes the oldest waiting request.
     pub(super) fn next_work(&mut self) -> Option<Request> {
         let work = self.lane.pop_front();
         if self.lane.is_empty() {
-            // A burst leaves no memory behind.
+            // Releases the memory of a burst.
             self.lane.shrink_to(0);
         }
         work
     }
 
-    /// The box has another state, and with it maybe another end.
+    /// Updates the timers after a change of state.
     pub(super) fn set_clock(&mut self) {
         self.clock.set(&self.shared, &self.entry);
     }
 
-    /// Whether nobody has used the box for as long as it takes, and nobody waits for it.
+    /// Returns whether the idle timeout has passed and no call waits.
     pub(super) fn is_idle(&self) -> bool {
         let end = self.clock.idle_end(&self.entry.access);
         self.lane.is_empty() && end.is_some_and(|end| end <= Instant::now())
     }
 
-    /// The box has had work until now.
+    /// Restarts the idle timeout.
     pub(super) fn used(&mut self) {
         self.clock.last_used = Instant::now();
     }
 
-    /// Waits for work while nothing is to be done.
+    /// Waits for a request, a timer or the end of the instance.
     pub(super) async fn rest(&mut self, ended: impl Future<Output = Wakeup>) -> Wakeup {
         tokio::select! {
             biased;
@@ -205,7 +208,7 @@ impl Queue {
         }
     }
 
-    /// Does a job, and listens meanwhile. The job is dropped if the session is over.
+    /// Runs a job and accepts requests meanwhile; drops the job if the box ends.
     pub(super) async fn during<T>(&mut self, job: impl Future<Output = T>) -> JobOutcome<T> {
         let mut job = std::pin::pin!(job);
         loop {
@@ -225,7 +228,7 @@ impl Queue {
         }
     }
 
-    /// Puts a call into the lane, or answers it where that needs no waiting.
+    /// Queues a call, or answers it at once if possible.
     fn take(&mut self, work: Request) {
         let limit = self.shared.config.queued_calls;
         if self.lane.len() >= limit {
@@ -247,7 +250,7 @@ impl Queue {
         self.lane.push_back(work);
     }
 
-    /// A create need not wait for an exec: what is busy is there.
+    /// Handles a create, which need not wait for a running exec.
     fn take_create(&mut self, create: Box<Create>) {
         let live = self.entry.live();
         let busy =
@@ -264,12 +267,12 @@ impl Queue {
         }));
     }
 
-    /// Gives up what a call waited for: it goes first when the session is made anew.
+    /// Puts a call back at the front, to run in the next box.
     pub(super) fn put_back(&mut self, work: Request) {
         self.lane.push_front(work);
     }
 
-    /// Answers everybody who waits for a box.
+    /// Refuses all calls that wait for the box.
     pub(super) fn refuse_waiting(&mut self, error: &BoxError) {
         while let Ok(work) = self.mailbox.try_recv() {
             self.take(work);
@@ -277,7 +280,7 @@ impl Queue {
         self.refuse_lane(error);
     }
 
-    /// Answers those who have waited for a box until now. What is still in the mailbox came later.
+    /// Refuses the queued calls. Calls in the mailbox came later and stay.
     pub(super) fn refuse_lane(&mut self, error: &BoxError) {
         let (waiting, others) = self
             .lane
@@ -289,7 +292,7 @@ impl Queue {
         self.lane.extend(others);
     }
 
-    /// Takes no more calls. What is left is for the next session of this id.
+    /// Closes the mailbox and returns the remaining requests for the next actor.
     pub(super) fn close(&mut self) -> Vec<Request> {
         self.mailbox.close();
         let mut left: Vec<_> = self.lane.drain(..).collect();
@@ -311,7 +314,7 @@ pub(crate) fn queue_full(limit: usize) -> BoxError {
     })
 }
 
-/// Why the box cannot serve this spec.
+/// Returns the error if the box does not match the spec.
 fn misfit(entry: &BoxEntry, asked: &BoxSpec) -> Option<BoxError> {
     let id = &entry.spec.box_id;
     if let Some(conflict) = first_conflict(&entry.spec, asked) {

@@ -1,4 +1,4 @@
-//! What a session is asked to do.
+//! Requests to the actor of a box.
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, BoxTransitionResult, TargetState};
 use box_protocol::{BoxError, BoxId, BoxMountSpec, BoxSpec};
@@ -8,10 +8,10 @@ use box_rpc::Caller;
 
 use crate::exec::Turn;
 
-/// Where the answer to a call goes.
+/// Channel for the response to a call.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, BoxError>>;
 
-/// A call on its way to a session. Two words, so that a mailbox is small.
+/// Request to an actor. Variants are boxed, so that a mailbox is small.
 pub(crate) enum Request {
     Exec(Box<Exec>),
     Create(Box<Create>),
@@ -20,12 +20,12 @@ pub(crate) enum Request {
     Mount(Box<Mount>),
 }
 
-/// An exec that waits for its turn, in a box that fits this spec.
+/// Exec that waits for its turn in a box that matches the spec.
 pub(crate) struct Exec {
     pub(crate) caller: Caller,
     pub(crate) max_boxes: Option<usize>,
     pub(crate) spec: BoxSpec,
-    /// Closed if the call was withdrawn.
+    /// Closed if the caller has cancelled the call.
     pub(crate) reply: Reply<Turn>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Transition {
     pub(crate) reply: Reply<BoxTransitionResult>,
 }
 
-/// Mounts for a box that is there.
+/// Mounts to add to a running box.
 pub(crate) struct Mount {
     pub(crate) caller: Caller,
     pub(crate) box_id: BoxId,
@@ -60,7 +60,7 @@ pub(crate) struct Mount {
 }
 
 impl Request {
-    /// The session it is for, and who asks.
+    /// Returns the id of the box and the caller.
     pub(crate) fn subject(&self) -> (&BoxId, &Caller) {
         match self {
             Self::Exec(exec) => (&exec.spec.box_id, &exec.caller),
@@ -71,7 +71,7 @@ impl Request {
         }
     }
 
-    /// What the box must be for it; the others do not care.
+    /// Returns the spec that the box must match, if the request has one.
     pub(crate) fn spec(&self) -> Option<&BoxSpec> {
         match self {
             Self::Exec(exec) => Some(&exec.spec),
@@ -80,7 +80,7 @@ impl Request {
         }
     }
 
-    /// The most boxes that its caller may have, if the handle that it came through says so.
+    /// Returns the box limit of the caller, if its handle sets one.
     pub(crate) fn max_boxes(&self) -> Option<usize> {
         match self {
             Self::Exec(exec) => exec.max_boxes,
@@ -89,7 +89,7 @@ impl Request {
         }
     }
 
-    /// Answers it with an error. Nobody to hear it is fine.
+    /// Responds with an error. The caller may have disconnected.
     pub(crate) fn refuse(self, error: BoxError) {
         match self {
             Self::Exec(exec) => drop(exec.reply.send(Err(error))),

@@ -1,4 +1,4 @@
-//! What is checked before an agent is believed. It lives with the guest, and the guest may be anybody.
+//! Checks of messages from an agent, which runs next to an untrusted guest.
 
 use box_protocol::actions::{AgentCommand, StreamName};
 use box_protocol::error::Detail;
@@ -7,19 +7,19 @@ use box_rpc::{CallError, RpcError};
 
 use crate::shm::ShmSlot;
 
-/// The longest text of an agent's error that is passed on.
+/// Longest error message of an agent that the runtime passes on.
 const MESSAGE_CHARS: usize = 512;
 
-/// The longest name the system has for an error, and some.
+/// Longest errno name that the runtime passes on.
 const ERRNO_CHARS: usize = 16;
 
-/// The longest name of a field that is passed on.
+/// Longest field name that the runtime passes on.
 const FIELD_CHARS: usize = 32;
 
-/// The highest number the system has for a signal.
+/// Highest signal number.
 const LAST_SIGNAL: i32 = 64;
 
-/// The end of a command as its agent told it, if that can be.
+/// Returns the exit of a command as reported by its agent, if it is plausible.
 pub(crate) fn end_of(told: &AgentCommand, asked: &CommandId) -> Result<Exit, String> {
     if told.command_id != *asked {
         return Err(agent_violation("answered for another command"));
@@ -39,13 +39,13 @@ pub(crate) fn end_of(told: &AgentCommand, asked: &CommandId) -> Result<Exit, Str
     Ok(exit)
 }
 
-/// Why a command has no answer.
+/// Reason why a command has no result.
 pub(crate) enum Failure {
-    /// The agent refused the call, or its connection is lost.
+    /// The agent refused the call, or the connection is lost.
     Call(CallError),
-    /// The agent sent what cannot be true.
+    /// The agent sent an invalid message.
     Violation(String),
-    /// The time of the command is over, and the agent has not said so.
+    /// The command has timed out, and the agent has not reported it.
     Silent,
     /// The runtime gave up for another reason.
     Other(BoxError),
@@ -76,11 +76,11 @@ impl From<Failure> for BoxError {
     }
 }
 
-/// What a failed call to the agent means for an exec.
+/// Consequence of a failed agent call for an exec.
 pub(crate) enum Meaning {
-    /// The command was refused; the box is sound.
+    /// The agent refused the command; the box is intact.
     Refused(BoxError),
-    /// The box is of no more use.
+    /// The box is unusable.
     Broken(String),
 }
 
@@ -105,7 +105,7 @@ impl Meaning {
     }
 }
 
-/// Output that an agent says is in its slot.
+/// Reads output that the agent reports to be in its slot.
 pub(crate) fn look_up(
     slot: Option<&ShmSlot>,
     stream: StreamName,
@@ -125,8 +125,9 @@ pub(crate) fn agent_violation(what: &str) -> String {
     format!("the box's agent {what}")
 }
 
-/// What a caller is told of an agent's failure: its word, its text, what it is about, the field at fault and the system's
-/// error if they are names of such.
+/// Converts an agent's error for the caller.
+///
+/// It keeps the code, the message and the subject, and a field and errno if their names are valid.
 pub(crate) fn agents_error(error: CallError) -> BoxError {
     match error {
         CallError::Refused(refused) => {
@@ -168,7 +169,7 @@ fn is_field(name: &str) -> bool {
     (1..=FIELD_CHARS).contains(&name.len()) && name.bytes().all(is_letter)
 }
 
-/// The agent's own words, shortened and on one line; its details are dropped.
+/// Returns the agent's message, shortened to one line and without its details.
 fn retold(error: &RpcError) -> BoxError {
     let message: String = error
         .message()

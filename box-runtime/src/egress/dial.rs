@@ -159,7 +159,7 @@ impl Dialler {
 
     /// Returns whether a name exists, or `None` if the lookup times out.
     ///
-    /// The dialler does not look up names that a proxy resolves.
+    /// For names that the proxy resolves, the answer is always `true`.
     pub(crate) async fn exists(&self, asker: &Asker, name: &HostName) -> Option<bool> {
         let host = Host::Name(name.clone());
         let mut proxy = self.config.proxy.iter();
@@ -243,7 +243,7 @@ fn more_telling(so_far: Refusal, error: io::ErrorKind) -> Refusal {
     }
 }
 
-/// Resolves a name with the machine's resolver: its hosts file, then its name servers.
+/// Resolves a name with the machine's hosts file, then its name servers.
 ///
 /// The trailing dot prevents the resolver from appending a search domain.
 fn system_lookup(name: &HostName) -> io::Result<Vec<IpAddr>> {
@@ -280,10 +280,10 @@ fn admit(policies: &Policies, address: IpAddr, port: u16) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Returns whether an address belongs to this machine, i.e. a socket can bind to it.
+/// Returns whether an address belongs to this machine.
 ///
-/// Where the kernel permits a bind to any address, the source address that it chooses for a
-/// connection decides.
+/// A socket can bind to such an address. Where the kernel permits a bind to any address, the source
+/// address that it chooses for a connection decides.
 fn is_own(address: IpAddr) -> bool {
     let (any, setting): (SocketAddr, _) = match address {
         IpAddr::V4(_) => ((Ipv4Addr::UNSPECIFIED, 0).into(), "ipv4"),

@@ -1,4 +1,4 @@
-//! Outgoing network connections of a box: filtered, dialled and relayed by the runtime.
+//! Outgoing network of a box: the runtime filters, dials and relays connections.
 //!
 //! # Reading order
 //! 1. [`EgressConfig`]: every setting.

@@ -26,7 +26,7 @@ pub(crate) enum Refusal {
     OwnMachine,
     /// The synthetic address was never assigned to a name.
     UnknownName,
-    /// The connection did not come from the box's redirection.
+    /// The destination is unknown or a loopback address.
     NotLeaving,
     /// The box has reached its connection limit.
     Connections,

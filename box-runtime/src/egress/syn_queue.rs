@@ -1,4 +1,4 @@
-//! Queue of outgoing connections that the kernel holds until the runtime has dialled.
+//! Queue of outgoing connections that the kernel holds during the dial.
 
 use std::collections::HashMap;
 use std::io;
