@@ -59,7 +59,9 @@ pub(super) struct Queue {
 
 /// Timers that end the box.
 struct Clock {
-    /// Next wake-up, at or before the next relevant time, so that an exec need not reset it.
+    /// Next wake-up, at or before the next relevant time.
+    ///
+    /// An exec therefore need not reset it.
     alarm: Pin<Box<Sleep>>,
     last_used: Instant,
     idle: Option<Duration>,

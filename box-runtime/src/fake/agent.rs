@@ -1,4 +1,4 @@
-//! The agent in a fake box.
+//! Agent of a fake box.
 
 use std::collections::HashMap;
 use std::path::{Component, Path};
@@ -25,21 +25,21 @@ struct Agent {
     box_id: Arc<str>,
     host_path: Option<String>,
     running: Commands,
-    /// The environment of the box.
+    /// Environment of the box.
     env: Mutex<Env>,
 }
 
 type Commands = Arc<Mutex<HashMap<CommandId, Running>>>;
 
-/// A command that runs, as others see it.
+/// Running command, as seen by other calls.
 #[derive(Clone)]
 struct Running {
     kill: Arc<Notify>,
-    /// Closes when the command is gone.
+    /// Closes when the command has ended.
     gone: watch::Receiver<()>,
 }
 
-/// What the agent of a box made to this spec serves.
+/// Returns the router of the agent in a box with this spec.
 pub(super) fn router(backend: FakeBackend, spec: &BoxSpec) -> Router {
     let agent = Agent {
         backend,
@@ -144,7 +144,7 @@ impl Handle<AgentStart> for Agent {
         process.ended = exit == reply.exit;
         if reply.dies {
             self.backend.cut_agent(&self.box_id);
-            // What is cut says nothing more; the end of the connection drops this call.
+            // A cut agent sends nothing more; the end of the connection drops this call.
             std::future::pending::<()>().await;
         }
         let answer = answer(command_id, mode, &reply, exit, begun.elapsed());
@@ -188,7 +188,7 @@ impl Handle<AgentClear> for Agent {
     }
 }
 
-/// It remembers no command that has ended, and knows little of those that run.
+/// Lists running commands only, with few details.
 impl Handle<AgentList> for Agent {
     async fn handle(
         &self,
@@ -228,7 +228,7 @@ impl Agent {
     }
 }
 
-/// A command that runs. Dropped before its end, it was killed.
+/// Running command. Dropping it before its end counts as a kill.
 struct Process<'a> {
     agent: &'a Agent,
     id: CommandId,
@@ -262,14 +262,14 @@ fn locked(running: &Commands) -> MutexGuard<'_, HashMap<CommandId, Running>> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits; no time at all is not waited for.
+/// Sleeps, unless the duration is zero.
 async fn pass(time: Duration) {
     if !time.is_zero() {
         sleep(time).await;
     }
 }
 
-/// The text of a command: the last argument of a program.
+/// Returns the text of a command: the last argument of its program.
 pub(super) fn text_of(program: &Program) -> &str {
     match program {
         Program::Argv { 0: argv, .. } => argv.last().map_or("", String::as_str),

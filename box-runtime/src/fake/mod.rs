@@ -1,5 +1,7 @@
-//! A backend for tests: no process is ever started. Its boxes are agents at the far end of a queue
-//! that answer from a script, so everything above the agent is the real thing.
+//! Backend for tests that starts no process.
+//!
+//! Its boxes are in-process agents that answer from a script. All code above the agent is the
+//! production code.
 //!
 //! ```
 //! use box_protocol::SpecDraft;
@@ -41,21 +43,21 @@ use uuid::Uuid;
 pub use self::script::{Reply, Trouble};
 use crate::backend::{Availability, Backend, Capabilities, Facts, StartRequest, StartedBox};
 
-/// Messages each way between a runtime and a fake agent.
+/// Capacity of the message queue in each direction between runtime and fake agent.
 const QUEUE: usize = 16;
 
-/// The longest that counts as for ever.
+/// Longest sleep, used as "forever".
 const FOR_EVER: Duration = Duration::from_hours(24 * 365);
 
 type Answer = dyn Fn(&str) -> Reply + Send + Sync;
 
 type Meanwhile = dyn Fn(&NetworkPolicy) + Send + Sync;
 
-/// A backend that makes nothing and remembers everything. Clones are the same backend.
+/// Backend that starts nothing and records every request. Clones share state.
 ///
-/// A command's [`Reply`] is the first of: what was put in the queue by
-/// [`next_command`](Self::next_command), what [`on_command`](Self::on_command) says for its text,
-/// what [`answer_with`](Self::answer_with) computes, and `executed: <command>`.
+/// A command's [`Reply`] is the first of: the reply queued by [`next_command`](Self::next_command),
+/// the reply of [`on_command`](Self::on_command) for its text, the result of
+/// [`answer_with`](Self::answer_with), and `executed: <command>`.
 #[derive(Clone)]
 pub struct FakeBackend {
     name: Arc<str>,
@@ -97,7 +99,7 @@ struct Record {
     most_boxes: usize,
 }
 
-/// What an agent must know of a command after it was recorded.
+/// Properties of a recorded command that the agent needs.
 struct Asked {
     command_id: CommandId,
     timeout_ms: Option<u64>,
@@ -123,12 +125,12 @@ impl fmt::Debug for FakeBackend {
 }
 
 impl FakeBackend {
-    /// One that is available, called `fake`, whose boxes reach a network.
+    /// Creates an available backend named `fake` with network support.
     pub fn new() -> Self {
         Self::named("fake")
     }
 
-    /// The same with this name.
+    /// Creates the same backend with another name.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.into(),
@@ -157,84 +159,84 @@ impl FakeBackend {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it says of itself from now on.
+    /// Sets the reported availability.
     pub fn set_availability(&self, availability: Availability) {
         self.inner().availability = availability;
     }
 
-    /// What happens whenever it is asked whether it is available; `None` for an answer.
+    /// Sets the behaviour of availability probes; `None` answers normally.
     pub fn set_probe_trouble(&self, trouble: Option<Trouble>) {
         self.inner().probe_trouble = trouble;
     }
 
-    /// What its boxes can do from now on.
+    /// Sets the capabilities of boxes.
     pub fn set_capabilities(&self, capabilities: Capabilities) {
         self.inner().capabilities = capabilities;
     }
 
-    /// What it says of the boxes it makes from now on.
+    /// Sets the reported facts of future boxes.
     pub fn set_facts(&self, facts: Facts) {
         self.inner().facts = facts;
     }
 
-    /// The version of `agent.*` its agents claim to speak from now on.
+    /// Sets the version of the `agent.*` contract that agents report.
     pub fn set_contract(&self, contract: u32) {
         self.inner().contract = contract;
     }
 
-    /// What happens at the next start for which nothing is planned yet.
+    /// Queues the behaviour of a future start.
     pub fn next_start(&self, trouble: Trouble) {
         self.inner().start_troubles.push_back(trouble);
     }
 
-    /// What happens at the next stop for which nothing is planned yet.
+    /// Queues the behaviour of a future stop.
     pub fn next_stop(&self, trouble: Trouble) {
         self.inner().stop_troubles.push_back(trouble);
     }
 
-    /// What happens whenever an agent is asked how it is; `None` for an answer.
+    /// Sets the behaviour of agent health checks; `None` answers normally.
     pub fn set_health_trouble(&self, trouble: Option<Trouble>) {
         self.inner().health_trouble = trouble;
     }
 
-    /// What happens whenever an agent is asked to end all that runs in its box; `None` if it does.
+    /// Sets the behaviour of agent clear calls; `None` answers normally.
     pub fn set_clear_trouble(&self, trouble: Option<Trouble>) {
         self.inner().clear_trouble = trouble;
     }
 
-    /// What keeping a record fails with from now on; `None` if it does not.
+    /// Sets the error of writing a record; `None` succeeds.
     pub fn set_keep_error(&self, error: Option<BoxError>) {
         self.inner().keep_error = error;
     }
 
-    /// Does this whenever a policy for the network is to be applied, before it is.
+    /// Sets a hook that runs before a network policy is applied.
     pub fn before_policy(&self, meanwhile: impl Fn(&NetworkPolicy) + Send + Sync + 'static) {
         self.inner().meanwhile = Some(Arc::new(meanwhile));
     }
 
-    /// The reply to the next command for which none is planned yet.
+    /// Queues the reply to a future command.
     pub fn next_command(&self, reply: Reply) {
         self.inner().next.push_back(reply);
     }
 
-    /// The reply to every command with this text.
+    /// Sets the reply to every command with this text.
     pub fn on_command(&self, text: impl Into<String>, reply: Reply) {
         self.inner().by_text.insert(text.into(), reply);
     }
 
-    /// Computes the reply to a command from its text.
+    /// Sets a function that computes replies from the text of a command.
     pub fn answer_with(&self, answer: impl Fn(&str) -> Reply + Send + Sync + 'static) {
         self.inner().computed = Some(Arc::new(answer));
     }
 
-    /// From now on the box of this session is dead, though its agent still listens.
+    /// Marks a box as dead while its agent still listens.
     pub fn kill_box(&self, box_id: &str) {
         for found in self.inner().boxes.values_mut() {
             found.alive &= found.box_id != box_id;
         }
     }
 
-    /// Cuts the connection to this session's agent, as its death would.
+    /// Cuts the connection to the agent of a box, as the death of the agent would.
     pub fn cut_agent(&self, box_id: &str) {
         for found in self.inner().boxes.values() {
             if found.box_id == box_id {
@@ -243,22 +245,22 @@ impl FakeBackend {
         }
     }
 
-    /// How often it was asked whether it is available.
+    /// Returns the number of availability probes.
     pub fn probes(&self) -> usize {
         self.inner().record.probes
     }
 
-    /// The sessions for which it was asked to start a box, in order.
+    /// Returns the ids of the boxes that were requested, in order.
     pub fn starts(&self) -> Vec<String> {
         self.inner().record.starts.clone()
     }
 
-    /// The spec of each of those.
+    /// Returns the specs of the requested boxes, in order.
     pub fn specs(&self) -> Vec<BoxSpec> {
         self.inner().record.specs.clone()
     }
 
-    /// The session and text of every command its agents were asked to run, in order.
+    /// Returns the box id and text of every requested command, in order.
     pub fn execs(&self) -> Vec<(String, String)> {
         let text = |params: &AgentStartParams| agent::text_of(&params.program).to_owned();
         let commands = &self.inner().record.commands;
@@ -268,28 +270,28 @@ impl FakeBackend {
             .collect()
     }
 
-    /// Every command as its agent was asked for it.
+    /// Returns every command as the agent received it.
     pub fn commands(&self) -> Vec<AgentStartParams> {
         let commands = &self.inner().record.commands;
         commands.iter().map(|(_, params)| params.clone()).collect()
     }
 
-    /// The text of every command that was killed: its call was dropped, or its time was over.
+    /// Returns the text of every command that was killed by a dropped call or a timeout.
     pub fn killed(&self) -> Vec<String> {
         self.inner().record.killed.clone()
     }
 
-    /// The mounts that were added to living boxes.
+    /// Returns the mounts that were added to running boxes.
     pub fn added_mounts(&self) -> Vec<BoxMountSpec> {
         self.inner().record.mounts.clone()
     }
 
-    /// The policies for the network that were applied, with the session of each, in order.
+    /// Returns the network policies that were applied, with their box ids, in order.
     pub fn policies(&self) -> Vec<(String, NetworkPolicy)> {
         self.inner().record.policies.clone()
     }
 
-    /// The records that were kept, with the session of each, in order.
+    /// Returns the records that were written, with their box ids, in order.
     pub fn kept(&self) -> Vec<(String, String)> {
         self.inner().record.kept.clone()
     }
@@ -303,27 +305,27 @@ impl FakeBackend {
         found.ok_or_else(|| BoxError::unavailable("the box is gone"))
     }
 
-    /// The sessions whose box it has stopped, in order.
+    /// Returns the ids of the boxes that were stopped, in order.
     pub fn stops(&self) -> Vec<String> {
         self.inner().record.stops.clone()
     }
 
-    /// The most commands that one box had at once.
+    /// Returns the highest number of concurrent commands in one box.
     pub fn most_execs_at_once(&self) -> usize {
         self.inner().record.most_execs
     }
 
-    /// The most boxes there were at once.
+    /// Returns the highest number of concurrent boxes.
     pub fn most_boxes_at_once(&self) -> usize {
         self.inner().record.most_boxes
     }
 
-    /// How many boxes exist.
+    /// Returns the number of existing boxes.
     pub fn running(&self) -> usize {
         self.inner().boxes.len()
     }
 
-    /// Keeps no record of commands from now on: for measurements with very many of them.
+    /// Stops recording commands, for benchmarks with many of them.
     pub fn forget_commands(&self) {
         self.inner().record.forgets_commands = true;
     }
@@ -337,7 +339,7 @@ impl FakeBackend {
         self.inner().record.forgets_commands
     }
 
-    /// Keeps a command, with its whole environment.
+    /// Records a command with its whole environment.
     fn record(&self, box_id: &Arc<str>, mut params: AgentStartParams, env: &Mutex<Env>) -> Asked {
         let asked = Asked {
             command_id: params.command_id.clone(),
@@ -452,7 +454,7 @@ impl Backend for FakeBackend {
     }
 
     async fn freeze(&self, id: Uuid, _: bool) -> Result<(), BoxError> {
-        // What is frozen here says nothing less; nobody is to ask it.
+        // A paused fake agent still answers; callers must not ask it.
         self.box_of(id).map(drop)
     }
 

@@ -1,4 +1,4 @@
-//! What a fake does when it is asked something.
+//! Scripted behaviour of a fake backend and its agents.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use box_protocol::{BoxError, Exit, ExitWhy};
 
 use super::FOR_EVER;
 
-/// What goes wrong with a start, a stop or a probe.
+/// Failure of a start, a stop or a probe.
 #[derive(Debug, Clone)]
 pub enum Trouble {
-    /// It takes this long, and then works.
+    /// The call succeeds after this time.
     Slow(Duration),
-    /// It never returns.
+    /// The call never returns.
     Hang,
-    /// It fails with this error.
+    /// The call fails with this error.
     Fail(BoxError),
-    /// It panics.
+    /// The call panics.
     Panic,
 }
 
-/// Lives through a trouble.
+/// Applies a failure to the current call.
 pub(super) async fn meet(trouble: Option<Trouble>, what: &str) -> Result<(), BoxError> {
     match trouble {
         None => Ok(()),
@@ -41,7 +41,7 @@ pub(super) async fn meet(trouble: Option<Trouble>, what: &str) -> Result<(), Box
 
 type Tamper = dyn Fn(AgentCommand) -> AgentCommand + Send + Sync;
 
-/// What a fake agent does about one command: writes files, tells output, waits, ends.
+/// Reply of a fake agent to a command: files, output, duration and exit.
 #[derive(Clone)]
 pub struct Reply {
     pub(super) stdout: Vec<u8>,
@@ -85,7 +85,7 @@ impl Default for Reply {
 }
 
 impl Reply {
-    /// Tells this on standard output and returns 0 at once.
+    /// Creates a reply with this standard output and exit code 0, without delay.
     pub fn stdout(stdout: impl Into<Vec<u8>>) -> Self {
         Self {
             stdout: stdout.into(),
@@ -93,12 +93,12 @@ impl Reply {
         }
     }
 
-    /// Runs until it is killed.
+    /// Creates a reply that runs until it is killed.
     pub fn hang() -> Self {
         Self::default().takes(FOR_EVER)
     }
 
-    /// Refuses to start the command.
+    /// Creates a reply that refuses to start the command.
     pub fn refuse(error: BoxError) -> Self {
         Self {
             refused: Some(error),
@@ -106,44 +106,45 @@ impl Reply {
         }
     }
 
-    /// Tells this on standard error, too.
+    /// Adds output on standard error.
     pub fn stderr(mut self, stderr: impl Into<Vec<u8>>) -> Self {
         self.stderr = stderr.into();
         self
     }
 
-    /// Returns this number.
+    /// Sets the exit code.
     pub fn exit(mut self, code: i32) -> Self {
         self.exit = Exit::returned(code);
         self
     }
 
-    /// Is ended by this signal.
+    /// Sets the signal that ends the command.
     pub fn signal(mut self, signal: i32) -> Self {
         self.exit = Exit::by_signal(signal, ExitWhy::Signal);
         self
     }
 
-    /// Takes this long, after its output.
+    /// Sets the time between output and exit.
     pub fn takes(mut self, time: Duration) -> Self {
         self.takes = time;
         self
     }
 
-    /// Writes a file of so many bytes, at this path within the spec's host directory, if one is
-    /// mounted there.
+    /// Writes a file of this size at a path within the spec's host directory.
+    ///
+    /// The reply writes only if the directory is mounted.
     pub fn writes(mut self, path: impl Into<String>, bytes: usize) -> Self {
         self.files.push((path.into(), bytes));
         self
     }
 
-    /// Streams these chunks, whatever they say, where it would stream its output.
+    /// Streams these chunks, valid or not, instead of the output.
     pub fn chunks(mut self, chunks: Vec<AgentChunk>) -> Self {
         self.chunks = Some(chunks);
         self
     }
 
-    /// Changes the agent's answer before it is sent: for agents that lie.
+    /// Modifies the agent's answer before it is sent, to simulate a malicious agent.
     pub fn tamper(
         mut self,
         tamper: impl Fn(AgentCommand) -> AgentCommand + Send + Sync + 'static,
@@ -152,19 +153,19 @@ impl Reply {
         self
     }
 
-    /// The agent's connection breaks when the command would have ended.
+    /// Breaks the agent's connection when the command would end.
     pub fn dies(mut self) -> Self {
         self.dies = true;
         self
     }
 
-    /// The agent does not end the command when its time is over.
+    /// Makes the agent ignore the timeout of the command.
     pub fn deaf(mut self) -> Self {
         self.deaf = true;
         self
     }
 
-    /// Takes this long to be gone once it is killed.
+    /// Sets the time between a kill and the end of the command.
     pub fn lingers(mut self, time: Duration) -> Self {
         self.lingers = time;
         self

@@ -1,7 +1,7 @@
-//! Boxes of an earlier process: found by their directories, known by their records, reached through their agents.
+//! Adoption of boxes of an earlier process, by their directories, records and agents.
 //!
-//! A box is given up only when it is known to be dead. Whatever else keeps this process from reaching one (no descriptors, no
-//! memory, a stopped agent) may pass, so the box and its directory stay.
+//! The runtime gives up a box only when it is known to be dead. Other obstacles (no descriptors, no
+//! memory, a stopped agent) may be temporary, so the box and its directory stay.
 
 use std::fs::File;
 use std::io;
@@ -24,14 +24,17 @@ use super::{Inner, readable};
 use crate::backend::{AdoptedBox, Readable, StartedBox};
 use crate::box_actor::carrier_limits;
 
-/// What an agent says first, with its box's mount namespace, its slots and the sockets at its exits.
+/// Greeting of an agent.
+///
+/// It carries descriptors of the mount namespace, the shared memory slots and the sockets of the
+/// network exits.
 const GREETING: &[u8] = b"box1";
 
-/// How long to wait before something is tried again that may pass.
+/// First and longest delay between retries after a temporary failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Takes the directory for this process, as long as the file is held.
+/// Locks the state directory for this process, until the file is closed.
 pub(super) fn lock(root: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options
@@ -43,14 +46,16 @@ pub(super) fn lock(root: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The boxes there may be: those with a record, and those without one.
+/// Boxes in the state directory, with and without a record.
 pub(super) struct Listed {
     pub(super) known: Vec<AdoptedBox>,
     pub(super) unknown: Vec<Uuid>,
 }
 
-/// Reads all records, one after the other, so that it takes one descriptor. What cannot be looked into stays as it is, for another
-/// process, and so does a box whose record is not `is_readable`.
+/// Reads all records, one after the other, so that it needs one descriptor.
+///
+/// A box with an unreadable directory stays for another process, and so does a box with a record
+/// that is not `is_readable`.
 pub(super) fn list(root: &Path, is_readable: Readable) -> io::Result<Listed> {
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(root)? {
@@ -76,15 +81,16 @@ fn left(box_id: Uuid, kind: io::ErrorKind) {
     tracing::warn!(%box_id, %kind, "a box of an earlier process cannot be taken over");
 }
 
-/// A box that was reached.
+/// Adopted box with a connected agent.
 pub(super) struct Reached {
     pub(super) sandbox: Sandbox,
     pub(super) quota: Option<QuotaRecord>,
     pub(super) started: StartedBox,
 }
 
-/// Connects to the agent of a box, and waits until it has said who it is, however long that takes. `None` if the box is dead; its
-/// groups are removed then.
+/// Connects to the agent of a box and waits for its greeting, without a timeout.
+///
+/// Returns `None` if the box is dead; its cgroups are then removed.
 pub(super) async fn reach(
     id: Uuid,
     state: &State,
@@ -92,11 +98,12 @@ pub(super) async fn reach(
 ) -> io::Result<Option<Reached>> {
     let Kept { sandbox, quota, .. } = state.kept()?;
     if let Some(group) = &sandbox.cgroup {
-        // A paused agent greets nobody. Where nothing can be paused, nothing is.
+        // A paused agent cannot send a greeting. An error means that this machine cannot pause
+        // boxes.
         let _ = cgroups.thaw(group);
     }
     let stream = match state.connect() {
-        // An agent listens as long as its box lives, if it is sound.
+        // A healthy agent listens for the lifetime of its box.
         Err(error) if nobody_listens(&error) => {
             if !state.is_dead()? || sandbox.init()?.is_some() {
                 return Err(error);
@@ -138,7 +145,7 @@ fn nobody_listens(error: &io::Error) -> bool {
     )
 }
 
-/// What an agent hands over.
+/// Descriptors from an agent's greeting.
 struct Handed {
     mounts: OwnedFd,
     slots: Option<OwnedFd>,
@@ -166,8 +173,9 @@ async fn greeting(stream: &UnixStream) -> io::Result<Handed> {
     })
 }
 
-/// Ends a box that was not reached, waits for the end of all its processes, however long that takes, and removes what it had on disk.
-/// An error if it is not known which process it is.
+/// Kills an unreached box, waits for all its processes and removes its directory.
+///
+/// The wait has no timeout. An error means that the process of the box cannot be identified.
 pub(super) async fn end(state: State, cgroups: Arc<Cgroups>) -> io::Result<()> {
     let Kept { sandbox, .. } = state.kept()?;
     let pidfd = match sandbox.init()? {
@@ -183,7 +191,7 @@ pub(super) async fn end(state: State, cgroups: Arc<Cgroups>) -> io::Result<()> {
         if let Some(group) = &sandbox.cgroup {
             let _ = cgroups.thaw(group);
         }
-        // The first process of a box ends after all others of it.
+        // The init process of a box exits after all its other processes.
         readable(pidfd.as_fd()).await?;
     }
     let remove = move || {
@@ -203,8 +211,10 @@ fn kill(pidfd: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Clears away a box without a record: it was being made or ended when its process did, and ends by itself. Its directory stays
-/// until nothing of it lives.
+/// Removes a box without a record.
+///
+/// Its runtime died during the start or stop of the box, so the box ends by itself. Its directory
+/// stays until all its processes are gone.
 pub(super) async fn clear(of: Weak<Inner>, state: State) {
     let mut pause = FIRST_PAUSE;
     while of.strong_count() > 0 && !cleared(&state) {
@@ -213,8 +223,10 @@ pub(super) async fn clear(of: Weak<Inner>, state: State) {
     }
 }
 
-/// Whether nothing is left of a box without a record. One whose agent serves all the same is ended, if the kernel says by a
-/// descriptor which process that is: there is no record that could tell it from another.
+/// Returns whether a box without a record is gone.
+///
+/// An agent that still listens is killed if the kernel identifies it by a pidfd. Without a record,
+/// a process id alone could belong to another process.
 pub(super) fn cleared(state: &State) -> bool {
     let dead = match state.connect() {
         Ok(stream) => {

@@ -1,5 +1,7 @@
-//! Content that is known by its digest. A box is not given the directory that a mount names, but a copy of what the manifest
-//! says is in it, checked on the way: what is there is what the digest stands for, and stays so.
+//! Mounts of content identified by a digest.
+//!
+//! The box gets a verified copy of the files in the manifest instead of the source directory. The
+//! copy matches the digest and does not change.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -18,19 +20,21 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
-/// Of one artifact, and of all that a box has.
+/// Limits for one artifact and for all artifacts of a box.
 const FILES: usize = 2_048;
 const BYTES: u64 = 256 << 20;
 const MANIFEST_BYTES: u64 = 4 << 20;
 const ARTIFACTS: usize = 256;
 
-/// How manifests are written that are understood here.
+/// Supported manifest algorithm.
 const ALGORITHM: &str = "sha256-tree-v1";
 
-/// What directories are called that hold the artifacts of boxes without a directory of their own.
+/// Name prefix of artifact directories for boxes without a state directory.
 const SCRATCH: &str = "boxd-artifacts-";
 
-/// What is in a tree. Its digest is that of its text with the members in this order and nothing between them.
+/// File list of a tree.
+///
+/// Its digest is the digest of its compact JSON text with the fields in this order.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Manifest {
@@ -48,10 +52,10 @@ struct Entry {
     size: u64,
 }
 
-/// The directory of a copy, by the place where it is mounted.
+/// Copied directories by mount path.
 pub(super) type Copies = HashMap<String, OwnedFd>;
 
-/// Copies every one of these mounts that is known by its digest into `place`, which is made if it is not there.
+/// Copies all mounts with a digest into `place`, which is created if needed.
 pub(super) async fn copy_all(mounts: &[BoxMountSpec], place: &Path) -> Result<Copies, BoxError> {
     let known = mounts.iter().filter(|mount| mount.is_content_addressed());
     let (known, place): (Vec<_>, _) = (known.cloned().collect(), place.to_owned());
@@ -91,7 +95,7 @@ fn copy(mount: &BoxMountSpec, source: BorrowedFd<'_>, place: &Path) -> Result<Ow
         if artifacts >= ARTIFACTS || bytes.saturating_add(manifest.total_bytes) > BYTES {
             return Err("Immutable artifact cache limit reached; acquire a new Box".to_owned());
         }
-        // Under its own name there is only what is whole.
+        // A copy gets its final name only when it is complete.
         let begun = Staging(place.join(Uuid::now_v7().simple().to_string()));
         manifest.copy_to(source, &begun.0)?;
         std::fs::rename(&begun.0, &target).map_err(failed)?;
@@ -103,7 +107,7 @@ fn copy(mount: &BoxMountSpec, source: BorrowedFd<'_>, place: &Path) -> Result<Ow
 impl Manifest {
     fn load(path: &str) -> Result<Self, Why> {
         let unreadable = |_| "Artifact manifest cannot be read".to_owned();
-        // Non-blocking, so that a pipe in its place cannot hold us up.
+        // Non-blocking, so that a FIFO at this path cannot block the runtime.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let file = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), links);
@@ -181,7 +185,7 @@ impl Manifest {
 }
 
 impl Entry {
-    /// Copies the file. Whether it is the one that was meant.
+    /// Copies the file; returns whether it matches the manifest.
     fn copy(&self, source: BorrowedFd<'_>, target: &Path) -> io::Result<bool> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let lease = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -216,7 +220,7 @@ impl Entry {
     }
 }
 
-/// Whether a path leads to one place below a directory, written in one way.
+/// Returns whether a relative path is normalized and stays inside its directory.
 fn is_inside(path: &str) -> bool {
     let part = |part: &str| !matches!(part, "" | "." | "..");
     !path.contains(['\0', '\\']) && path.split('/').all(part)
@@ -229,7 +233,9 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Makes a directory with exactly this mode, whatever the umask says. One that is there is fine.
+/// Creates a directory with exactly this mode, independent of the umask.
+///
+/// An existing directory is not an error.
 fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -238,7 +244,7 @@ fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// How many artifacts a place has, and their bytes.
+/// Returns the number of artifacts in a directory and their total size.
 fn held(place: &Path) -> io::Result<(usize, u64)> {
     let (mut artifacts, mut bytes) = (0, 0);
     let mut directories = vec![place.to_owned()];
@@ -257,7 +263,7 @@ fn held(place: &Path) -> io::Result<(usize, u64)> {
     Ok((artifacts, bytes))
 }
 
-/// A copy in the making; whatever is left of it goes.
+/// Incomplete copy, removed on drop.
 struct Staging(PathBuf);
 
 impl Drop for Staging {
@@ -266,8 +272,9 @@ impl Drop for Staging {
     }
 }
 
-/// A place for a box that has no directory of its own. Goes with it; if this process is killed, the next one that needs a
-/// place removes it.
+/// Artifact directory of a box without a state directory, removed on drop.
+///
+/// If this process is killed, the next process that creates such a directory removes it.
 #[derive(Debug)]
 pub(super) struct Scratch {
     path: PathBuf,
@@ -275,7 +282,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// A place that `owner`, who opens the copies by their names, can look into.
+    /// Creates a directory that `owner`, which opens the copies by name, can read.
     pub(super) fn new(owner: Option<(u32, u32)>) -> io::Result<Self> {
         let root = std::env::temp_dir();
         sweep(&root);
@@ -300,7 +307,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the places of processes that are gone.
+/// Removes the directories of dead processes.
 fn sweep(root: &Path) {
     let ours = rustix::process::geteuid().as_raw();
     for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {

@@ -1,41 +1,49 @@
-//! Every setting of the native backend.
+//! Settings of the native backend.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::egress::EgressConfig;
 
-/// How the native backend is set up.
+/// Settings of the native backend.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NativeConfig {
-    /// The program that is started as the fork server. Its `main` begins with `box_sys::serve_if_asked(box_agent::prepare)`.
+    /// Program to run as the fork server.
+    ///
+    /// Its `main` begins with `box_sys::serve_if_asked(box_agent::prepare)`.
     pub program: PathBuf,
-    /// Run the fork server as this user and group, if this program is root: its boxes then are those of an ordinary user.
+    /// User and group of the fork server, if this program runs as root.
+    ///
+    /// Its boxes are then those of an ordinary user.
     pub run_as: Option<(u32, u32)>,
-    /// A directory of this program's own in which each box gets one, with the socket of its agent. Without it there is nothing
-    /// on disk, and an agent is spoken to by its first connection only.
+    /// Private directory with a subdirectory per box, which holds the agent's socket.
+    ///
+    /// Without it, the backend stores nothing on disk and cannot reconnect to an agent.
     pub state_dir: Option<PathBuf>,
-    /// Boxes outlive this process, and the next one with this state directory [adopts](crate::BoxRuntime::adopt) them.
-    /// Otherwise they end with it, also when it is killed.
+    /// Whether boxes outlive this process.
+    ///
+    /// The next process with the same state directory [adopts](crate::BoxRuntime::adopt) them.
+    /// Otherwise they end with this process, even if it is killed.
     pub outlive: bool,
-    /// Root directories by the name of an image.
+    /// Root directories by image name.
     pub images: BTreeMap<String, PathBuf>,
-    /// Refuse images that are not in the list, instead of running on the machine's own system directories.
+    /// Whether to refuse unlisted images instead of using the host's system directories.
     pub strict_images: bool,
-    /// The directory in each cgroup hierarchy under which boxes get theirs. Backends that come and go at the same time should
-    /// not share one.
+    /// Parent cgroup of the boxes in each hierarchy.
+    ///
+    /// Backends that start and stop concurrently should use different parents.
     pub cgroup_parent: String,
-    /// How many boxes are begun before they are asked for.
+    /// Number of boxes prepared in advance.
     pub spares: usize,
-    /// What each box may read and write per second.
+    /// Disk bandwidth limits per box.
     pub disk: box_sys::DiskLimits,
-    /// How boxes with a network reach out.
+    /// Settings for the outgoing connections of boxes.
     pub egress: EgressConfig,
 }
 
 impl NativeConfig {
-    /// The defaults, with this program as the fork server.
+    /// Creates the default settings with this program as the fork server.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
@@ -51,7 +59,9 @@ impl NativeConfig {
         }
     }
 
-    /// The defaults, with the program that runs now: only for one whose `main` begins as [`Self::program`] says.
+    /// Creates the default settings with the current program as the fork server.
+    ///
+    /// The `main` of the current program must begin as [`Self::program`] says.
     pub fn this_program() -> std::io::Result<Self> {
         Ok(Self::new(std::env::current_exe()?))
     }

@@ -1,10 +1,10 @@
-//! The kernel features that boxes are made with, and what a box loses where one is missing.
+//! Kernel features that boxes need, and the effect of a missing one.
 
 use box_sys::Primitives;
 
 use crate::backend::{Diagnosis, Difference, Feature};
 
-/// Name, whether no box is made without it, and what it is for or what happens without it.
+/// Name, whether boxes require it, and its purpose or the effect of its absence.
 #[rustfmt::skip]
 const ALL: [(&str, bool, &str); 19] = [
     ("namespace.user", true, "private user and group ids without rights on the host"),
@@ -28,10 +28,10 @@ const ALL: [(&str, bool, &str); 19] = [
     ("network.gate", false, "without it, failed connections are reset instead of refused or unreachable; requires nfnetlink_queue"),
 ];
 
-/// Features without which a box is as well protected as with them.
+/// Features that do not contribute to the protection of a box.
 const NO_PROTECTION: [&str; 2] = ["network.gate", "cgroup.io"];
 
-/// The features of this machine.
+/// Returns the features of this machine.
 pub(super) fn of(found: &Primitives) -> Diagnosis {
     let missing = found.missing();
     let features = ALL.map(|(name, required, about)| Feature {

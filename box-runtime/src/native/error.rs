@@ -1,4 +1,4 @@
-//! What the kernel's refusals are called here. No message holds a path of the host.
+//! Conversion of kernel errors. No message contains a path of the host.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use box_protocol::BoxError;
 use box_protocol::error::Detail;
 use box_sys::Error;
 
-/// A failure to make or handle a box.
+/// Converts a failure to create or handle a box.
 pub(super) fn in_words(error: &Error) -> BoxError {
     match error {
         Error::Step { step, source } => {
@@ -22,7 +22,7 @@ pub(super) fn in_words(error: &Error) -> BoxError {
     }
 }
 
-/// The system has no room for what a box needs.
+/// Converts a lack of system resources for a box.
 pub(super) fn failed(error: impl Into<io::Error>) -> BoxError {
     BoxError::unavailable(format!("the box was not made: {}", error.into().kind()))
 }

@@ -1,4 +1,4 @@
-//! What is kept of a box as long as it lives.
+//! State that the backend holds for a live box.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,28 +16,30 @@ use super::quota::Quota;
 use super::state::State;
 use crate::egress::Egress;
 
-/// A box that lives, as far as anybody has heard.
+/// Box that is alive, as far as the backend knows.
 #[derive(Debug)]
 pub(super) struct Living {
     pub(super) sandbox: Sandbox,
-    /// What it has on disk, until its end.
+    /// State directory, until the end of the box.
     state: Mutex<Option<State>>,
-    /// Where its artifacts are, if it has nothing else on disk.
+    /// Artifact directory of a box without a state directory.
     scratch: Mutex<Option<Scratch>>,
-    /// How much may be in what it can write to.
+    /// Quota of the writable host directories.
     pub(super) quota: OnceLock<Arc<Quota>>,
-    /// What was last found there.
+    /// Last measured size of these directories.
     disk: Mutex<Option<u64>>,
-    /// The way out, if it has a network.
+    /// Outgoing network, if the box has one.
     pub(super) egress: OnceLock<Egress>,
-    /// Why it was ended from here.
+    /// Reason why the backend ended the box.
     pub(super) ended_for: OnceLock<BoxError>,
-    /// Until it has a record.
+    /// Present until the box has a record.
     newborn: Mutex<Option<Newborn>>,
 }
 
-/// What the agent of a box looks at when it loses the process that made it: whether the box has a record by which a later
-/// process can find it. An agent without one ends, and its box with it.
+/// Event that signals whether the box has a record.
+///
+/// An agent checks it when it loses its runtime. Without a record no later process can find the
+/// box, so the agent exits and the box ends.
 #[derive(Debug)]
 pub(super) struct Newborn(OwnedFd);
 
@@ -55,7 +57,7 @@ impl AsFd for Newborn {
 }
 
 impl Living {
-    /// A box that was just made, or found.
+    /// Creates the state of a started or adopted box.
     pub(super) fn new(
         sandbox: Sandbox,
         state: Option<State>,
@@ -74,7 +76,7 @@ impl Living {
         })
     }
 
-    /// It has a record: its agent may lose this process.
+    /// Signals the agent that the box has a record and may outlive this process.
     pub(super) fn is_kept(&self) -> io::Result<()> {
         let mut newborn = self.newborn.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Newborn(event)) = &*newborn {
@@ -88,7 +90,7 @@ impl Living {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies the artifacts among these mounts to where this box has them.
+    /// Copies the artifacts among these mounts into the box's artifact directory.
     pub(super) async fn copies(
         &self,
         mounts: &[BoxMountSpec],
@@ -108,14 +110,14 @@ impl Living {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps this quota from now on, as long as the box lives.
+    /// Enforces this quota for the lifetime of the box.
     pub(super) fn watch(self: &Arc<Self>, quota: Quota, outlives: bool) {
         quota.outlives(outlives);
         let quota = self.quota.get_or_init(|| Arc::new(quota));
         tokio::spawn(Arc::clone(quota).watch(Arc::downgrade(self)));
     }
 
-    /// Removes what it had on disk. Only for one that is gone.
+    /// Removes the state directory of a box that is gone.
     pub(super) fn clear(&self) {
         if let Some(quota) = self.quota.get() {
             quota.outlives(false);
@@ -125,7 +127,9 @@ impl Living {
         }
     }
 
-    /// Why it is gone, as far as that is known: it was ended from here, or the kernel found no memory for it.
+    /// Returns why the box is gone, if known.
+    ///
+    /// The backend ended it, or the kernel ran out of memory for it.
     pub(super) fn why_gone(&self) -> Option<BoxError> {
         if let Some(why) = self.ended_for.get() {
             return Some(why.clone());
@@ -142,15 +146,15 @@ impl Living {
         Some(with_end(error, Ended::Memory))
     }
 
-    /// Ends it, for a reason that its callers get as an error.
+    /// Kills the box and records the error that its callers receive.
     pub(super) fn end_for(&self, why: BoxError) {
         let _ = self.ended_for.set(why);
-        // What is gone needs no end.
+        // The box may be gone already.
         let _ = self.sandbox.kill();
     }
 }
 
-/// Where the artifacts of a box are copied to, if these mounts have any.
+/// Returns the artifact directory, if one of these mounts is an artifact.
 pub(super) fn place_for(
     mounts: &[BoxMountSpec],
     state: Option<&State>,

@@ -1,17 +1,21 @@
-//! Boxes made with nothing but this machine's kernel.
+//! Backend that creates boxes with this machine's kernel alone.
 //!
 //! # Reading order
 //! 1. [`NativeConfig`]: every setting.
-//! 2. `plan`: from a spec to what the kernel is asked for.
-//! 3. This file: [`NativeBackend`], the boxes there are, and the way each begins and ends. `living`: what is kept of one.
-//! 4. `server`: the fork server behind it. `diagnosis`: what this machine has.
-//! 5. `quota`: the size of a workspace while its box runs. `artifacts`: mounts of content that is known by its digest.
-//! 6. `slots`: the memory it shares with its agent; `state`: what a box has on disk, if it is to have anything there; `adopt`: how a later process takes it over.
-//! 7. `error`: what the kernel's refusals are called here.
+//! 2. `plan`: from a spec to the kernel objects of a box.
+//! 3. This file: [`NativeBackend`], its boxes, their start and their end. `living`: the state of
+//!   one box.
+//! 4. `server`: the fork server. `diagnosis`: the features of this machine.
+//! 5. `quota`: the size limit of a workspace. `artifacts`: mounts of content identified by a
+//!   digest.
+//! 6. `slots`: memory shared with the agent; `state`: the directory of a box on disk; `adopt`:
+//!   adoption by a later process.
+//! 7. `error`: conversion of kernel errors.
 //!
 //! # A box
-//! Its first process is the agent, forked by the fork server together with the box. It is handed one end of a socket pair,
-//! which is the connection to it from the first moment on, and a slot for output: memory of fixed size that both sides see.
+//! The agent is the first process of a box, and the fork server forks it together with the box. The
+//! agent inherits one end of a socket pair, which is its connection to the runtime. It also
+//! inherits the output slots, a shared memory of fixed size.
 
 mod adopt;
 mod artifacts;
@@ -58,14 +62,18 @@ use crate::backend::{
 use crate::box_actor::carrier_limits;
 use crate::egress::{Dialler, Egress, Names};
 
-/// Boxes that may be in the making at once: the fork server begins one after the other, and each finishes by itself, waiting for
-/// the kernel most of the time. What waits for the server waits here, and asking never blocks.
+/// Limit of concurrent starts.
+///
+/// The fork server begins one box after the other, and each box then finishes by itself. Further
+/// starts wait here, so a request to the server never blocks.
 const MAKING: usize = 32;
 
-/// How long a box may take to come to a stop: what it reads from a disk, it reads to the end.
+/// Time limit of a pause. A process finishes its current disk read first.
 const STANDSTILL: Duration = Duration::from_secs(2);
 
-/// Makes boxes with nothing but this machine's kernel. Clones are the same backend; with the last one go its boxes.
+/// Backend that creates boxes with this machine's kernel alone.
+///
+/// Clones share state. Boxes end when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct NativeBackend(Arc<Inner>);
 
@@ -76,15 +84,16 @@ struct Inner {
     making: Semaphore,
     dialler: Arc<Dialler>,
     boxes: Mutex<HashMap<Uuid, Arc<Living>>>,
-    /// Held as long as the state directory is this process's.
+    /// Lock on the state directory.
     lock: OnceLock<File>,
-    /// Where the groups of adopted boxes are.
+    /// Cgroups of adopted boxes.
     adopted: OnceLock<Arc<Cgroups>>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Boxes that do not outlive this process end with their server. What the others have on disk is for the next process.
+        // Boxes that do not outlive this process end with their server. The state directories of
+        // the others stay for the next process.
         if !self.config.outlive {
             let boxes = self.boxes.get_mut().unwrap_or_else(PoisonError::into_inner);
             for living in boxes.values() {
@@ -95,7 +104,7 @@ impl Drop for Inner {
 }
 
 impl NativeBackend {
-    /// A backend that makes no box before it is asked to.
+    /// Creates a backend. It starts no box before the first request.
     pub fn new(config: NativeConfig) -> Self {
         Self(Arc::new(Inner {
             server: Server::new(&config),
@@ -121,7 +130,7 @@ impl NativeBackend {
         self.boxes().get(&id).cloned()
     }
 
-    /// Opens the way out of a box, if its network has exits and nobody has opened it.
+    /// Opens the outgoing network of a box, if it has exits that are not open yet.
     fn open_way_out(
         &self,
         id: Uuid,
@@ -212,7 +221,7 @@ impl Backend for NativeBackend {
             plan.network = box_sys::Network::Loopback;
             made = make(&server, &plan, &fds, &sources).await;
         }
-        // If the box dies from now on, this end learns it.
+        // With the other ends closed, the runtime notices the death of the box.
         drop((far, listener, slots, logs));
         let sandbox = made.map_err(|error| in_words(&error))?;
         drop(place);
@@ -369,7 +378,7 @@ impl Backend for NativeBackend {
         let cgroups = self.0.adopted.get().ok_or_else(gone)?;
         let reached = adopt::reach(id, &state, cgroups).await.map_err(failed)?;
         let Some(reached) = reached else {
-            // It may have been reached before, and not have answered.
+            // An earlier attempt may have reached the box without an answer from its agent.
             let earlier = self.boxes().remove(&id);
             let removing = move || {
                 if let Some(earlier) = earlier {
@@ -411,31 +420,31 @@ impl Backend for NativeBackend {
             };
             if let (Some(cgroups), true) = (self.0.adopted.get(), state.is_kept()) {
                 let cgroups = Arc::clone(cgroups);
-                // In a task of its own: a caller that gives up waiting leaves nothing behind.
+                // A separate task completes the removal even if the caller stops waiting.
                 let ending = tokio::spawn(async move { adopt::end(state, cgroups).await });
                 let ended = ending
                     .await
                     .unwrap_or_else(|error| Err(io::Error::other(error)));
                 return ended.map_err(failed);
             }
-            // What was begun of it has ended with its making.
+            // The aborted start has already ended the processes of the box.
             let _ = tokio::task::spawn_blocking(move || state.remove()).await;
             return Ok(());
         };
         living.sandbox.kill().map_err(|error| in_words(&error))?;
-        // In a task of its own: whoever gives up waiting leaves nothing behind.
+        // A separate task completes the removal even if the caller stops waiting.
         let _ = tokio::spawn(bury(Arc::downgrade(&self.0), id, living)).await;
         Ok(())
     }
 }
 
-/// Waits for the end of a box that was killed, however long that takes, and clears away what it had.
+/// Waits for the end of a killed box, without a timeout, and removes its state.
 async fn bury(of: Weak<Inner>, id: Uuid, living: Arc<Living>) {
     let state = living.state().take();
-    // From here on whoever finds it ends it.
+    // Without a record, a later process ends the box instead of adopting it.
     let forget = move || state.inspect(State::forget);
     let state = tokio::task::spawn_blocking(forget).await.ok().flatten();
-    // Without a descriptor to wait with, it is looked after now and then.
+    // Without a pidfd to wait on, the task polls.
     while readable(living.sandbox.pidfd()).await.is_err()
         && !matches!(living.sandbox.wait(Some(Duration::ZERO)), Ok(true))
     {
@@ -448,11 +457,11 @@ async fn bury(of: Weak<Inner>, id: Uuid, living: Arc<Living>) {
     living.clear();
     let remove = move || state.iter().for_each(State::remove);
     let _ = tokio::task::spawn_blocking(remove).await;
-    // What held its mounts was the last to do so. Taking them apart is for nobody to wait for.
+    // This drops the last reference to the mounts. Unmounting is slow, so no caller waits for it.
     tokio::task::spawn_blocking(|| drop((ended, living)));
 }
 
-/// Has the server make a box, and waits for it.
+/// Requests a box from the fork server and waits for it.
 async fn make(
     server: &ForkServer,
     plan: &SandboxPlan,
@@ -472,7 +481,7 @@ fn lacks_network(made: &box_sys::Result<Sandbox>) -> bool {
     matches!(made, Err(box_sys::Error::Unavailable(what)) if what == "network")
 }
 
-/// Why a box cannot be paused, or goes on standing still.
+/// Converts the error of a failed pause or resume.
 fn unpausable(error: box_sys::Error) -> BoxError {
     match error {
         box_sys::Error::Unavailable(what) => {
@@ -482,7 +491,7 @@ fn unpausable(error: box_sys::Error) -> BoxError {
     }
 }
 
-/// Why a record is not on disk.
+/// Converts the error of a failed write of a record.
 fn unkept(error: io::Error) -> BoxError {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -497,12 +506,14 @@ fn gone() -> BoxError {
     BoxError::unavailable("the box is gone")
 }
 
-/// Where the logs of a box go that nobody can ask for once this process is gone: memory, which counts as the box's.
+/// Creates the log file of a box that does not outlive this process.
+///
+/// The file is in memory, which the kernel accounts to the box.
 fn unnamed_logs() -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create("box-logs", MemfdFlags::CLOEXEC)?)
 }
 
-/// Waits until a descriptor can be read.
+/// Waits until a descriptor is readable.
 #[expect(
     deprecated,
     reason = "sound for an OwnedFd, which stays the same; the new way is `unsafe` for the sake of others"

@@ -1,4 +1,4 @@
-//! From a spec to what the kernel is asked for.
+//! Conversion of a spec to the kernel objects of a box.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use super::NativeConfig;
 use super::artifacts::Copies;
 use crate::backend::StartRequest;
 
-/// The guest's id inside every box.
+/// User and group id of the guest inside every box.
 const GUEST: u32 = 1000;
 
-/// The most bytes of a host name.
+/// Longest host name in bytes.
 const HOSTNAME_BYTES: usize = 63;
 
-/// What of the host is mounted into a box.
+/// Host path mounted into a box.
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) path: String,
@@ -33,8 +33,9 @@ impl AsRef<Path> for Given {
     }
 }
 
-/// The plan of a box, the directories that its mounts count in, and what its root is. Of content that is known by its digest
-/// the copies are mounted.
+/// Returns the plan of a box, its mounted host paths and its root type.
+///
+/// Mounts with a digest use their copies.
 pub(super) fn of(
     request: &StartRequest<'_>,
     config: &NativeConfig,
@@ -87,7 +88,7 @@ pub(super) fn of(
         limits: Limits {
             cpus: Some(spec.cpus),
             memory: Some(memory),
-            // The agent is the box's, not the guest's.
+            // The agent does not count against the guest's limit.
             pids: Some(spec.pids_limit.saturating_add(1)),
         },
         caps: caps(memory),
@@ -102,7 +103,7 @@ pub(super) fn of(
     Ok((plan, given, rootfs))
 }
 
-/// The host name of a box: its name, as far as a host may have it, or the one that all boxes without a name have.
+/// Returns the host name of a box: its name in valid characters, or the default.
 fn hostname(name: Option<&str>) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name: String = name.unwrap_or_default().chars().map(plain).collect();
@@ -114,8 +115,10 @@ fn hostname(name: Option<&str>) -> String {
     }
 }
 
-/// Private files are memory. They end before the memory does, with an error for whoever writes, where a box without room for
-/// them would lose a process: its agent, if nothing else runs.
+/// Limits the private files of a box, which occupy its memory.
+///
+/// The limit is below the memory limit, so a write fails before the kernel kills a process. If
+/// nothing else ran, that process would be the agent.
 fn caps(memory: u64) -> Caps {
     let caps = Caps::default();
     Caps {
@@ -142,7 +145,7 @@ fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), B
     }
 }
 
-/// A further mount, whose source is the `n`th descriptor; none if it is not to be mounted.
+/// Plans an additional mount from the `n`th descriptor, unless its mode is `none`.
 pub(super) fn mount(
     spec: &BoxMountSpec,
     n: usize,
@@ -163,7 +166,7 @@ pub(super) fn mount(
     Ok(Some((mount, source)))
 }
 
-/// What exists from the start and belongs to the guest: the workspace, mounted or not, and what was asked for.
+/// Returns the directories to create for the guest: the workspace and requested ones.
 fn dirs(spec: &BoxSpec) -> Vec<PathBuf> {
     let asked = spec.dirs.iter().flatten().map(String::as_str);
     let all = [box_protocol::DEFAULT_MOUNT_PATH, &spec.mount_path];
@@ -174,8 +177,10 @@ fn dirs(spec: &BoxSpec) -> Vec<PathBuf> {
     dirs
 }
 
-/// Opens a directory of the host. Whoever allowed the path has followed its links already: one that is there now was put there
-/// since.
+/// Opens a directory of the host.
+///
+/// The policy check has already resolved its symlinks, so a symlink found now was placed there
+/// afterwards.
 pub(super) fn open(field: &'static str, path: &str) -> Result<OwnedFd, BoxError> {
     let opened = rustix::fs::openat2(
         CWD,

@@ -1,13 +1,16 @@
-//! How much is in the directories of the host that a box can write to, while it runs: its workspace and its other mounts, in all.
+//! Quota of the writable host directories of a running box, in total.
 //!
-//! Where the file system can, it keeps the quota of each by itself, to the byte: what is over it is not written
+//! The quota covers the workspace and the other writable mounts. Where the file system supports it,
+//! the kernel enforces the quota of each directory exactly and refuses further writes
 //! ([`DirectoryQuota`]).
 //!
-//! Elsewhere a host directory has no size of its own, so it is measured again and again: every 10 ms while it grows, every 100 ms
-//! otherwise, and not at all while the box uses no processor time. So is the sum, everywhere. A box that has too much is killed.
-//! What it can write beyond its quota is what it writes between two looks: its rate, times 10 to 100 ms and the time one look
-//! takes. One file cannot be larger than the whole quota, which the kernel sees to (`RLIMIT_FSIZE`), and no call that allocates
-//! without writing gets through.
+//! Elsewhere the runtime measures the directories: every 10 ms while they grow, every 100 ms
+//! otherwise, and not while the box uses no CPU time. It measures the total in both cases. The
+//! runtime kills a box that exceeds its quota.
+//!
+//! A box can exceed its quota by the amount it writes between two measurements: its write rate,
+//! times 10 to 100 ms plus the duration of a measurement. The kernel limits a single file to the
+//! whole quota (`RLIMIT_FSIZE`), and seccomp blocks calls that allocate without writing.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -24,17 +27,19 @@ use tokio::sync::Semaphore;
 use super::living::Living;
 use super::plan::Given;
 
-/// Looks while a directory grows, and while it does not.
+/// Intervals between measurements, while a directory grows and otherwise.
 const OFTEN: Duration = Duration::from_millis(10);
 const SELDOM: Duration = Duration::from_millis(100);
 
-/// A quota is also one of files, of this many bytes each: what holds nothing would never be too large.
+/// Bytes of quota per file, which limits the number of empty files.
 const ENTRY: u64 = 512;
 
-/// Directories that are gone through at once to put them under a quota. It takes a thread each, for as long as there are files.
+/// Limit of concurrent directory scans to set up a quota.
+///
+/// Each scan occupies a thread until it has visited all files.
 static GOING_THROUGH: Semaphore = Semaphore::const_new(4);
 
-/// What a box can write to, and how much may be there.
+/// Writable directories of a box and their total limit.
 #[derive(Debug)]
 pub(super) struct Quota {
     directories: Vec<Directory>,
@@ -45,18 +50,18 @@ pub(super) struct Quota {
 struct Directory {
     open: OwnedFd,
     known_as: KnownAs,
-    /// Set where the file system keeps the quota.
+    /// Present if the file system enforces the quota.
     kernel: Option<DirectoryQuota>,
 }
 
-/// What a later process needs, to go on watching.
+/// Persistent form of a quota, for a later process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct QuotaRecord {
     bytes: u64,
     directories: Vec<KnownAs>,
 }
 
-/// A directory, and the path at which it was.
+/// Identity of a directory and its path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct KnownAs {
     path: String,
@@ -76,14 +81,15 @@ impl KnownAs {
 }
 
 impl Quota {
-    /// The quota of a box that may have this many bytes in what it was given, in force from now on where the file system keeps
-    /// it. `None` if it was given nothing to write to.
+    /// Creates the quota of a box; in force at once where the file system supports it.
+    ///
+    /// Returns `None` if the box has no writable host directory.
     pub(super) async fn of(bytes: u64, given: &[Given]) -> io::Result<Option<Self>> {
         let mut found: Vec<(KnownAs, OwnedFd)> = Vec::new();
         let writable: Vec<&Given> = given.iter().filter(|one| one.writable).collect();
         for one in box_sys::walk::outermost(&writable) {
             let open = match box_sys::walk::open_in(&one.source, c".") {
-                // A file is no larger than the whole quota, and that is seen to.
+                // `RLIMIT_FSIZE` limits a single file to the whole quota.
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => continue,
                 open => open?,
             };
@@ -101,7 +107,9 @@ impl Quota {
         Self::over(bytes, found).await.map(Some)
     }
 
-    /// That of a box that another process has watched. An error if a directory is not where it was.
+    /// Restores the quota of an adopted box.
+    ///
+    /// A directory that is no longer at its path is an error.
     pub(super) async fn again(record: &QuotaRecord) -> io::Result<Self> {
         let mut found = Vec::new();
         for known_as in &record.directories {
@@ -117,7 +125,7 @@ impl Quota {
     async fn over(bytes: u64, found: Vec<(KnownAs, OwnedFd)>) -> io::Result<Self> {
         let mut directories = Vec::new();
         for (known_as, open) in found {
-            // Whoever gives up waiting ends what the thread does.
+            // The thread stops when the caller stops waiting.
             let waiting = Arc::new(());
             let limited = (open.try_clone()?, Arc::downgrade(&waiting));
             let place = GOING_THROUGH.acquire().await;
@@ -135,7 +143,7 @@ impl Quota {
         Ok(Self { directories, bytes })
     }
 
-    /// What to keep for [`again`](Self::again).
+    /// Returns the record for [`again`](Self::again).
     pub(super) fn record(&self) -> QuotaRecord {
         let known_as = |directory: &Directory| directory.known_as.clone();
         QuotaRecord {
@@ -144,7 +152,9 @@ impl Quota {
         }
     }
 
-    /// Leaves in force what the file system keeps (`true`) when this is dropped, because the box goes on, or not.
+    /// Sets whether the file system's quota stays in force after a drop.
+    ///
+    /// It stays if the box outlives this process.
     pub(super) fn outlives(&self, outlives: bool) {
         for directory in &self.directories {
             if let Some(kernel) = &directory.kernel {
@@ -167,7 +177,7 @@ impl Quota {
         size.bytes.max(size.entries.saturating_mul(ENTRY)) <= self.bytes
     }
 
-    /// What is there, or as much of it as is already too much.
+    /// Measures the directories, and stops early once the quota is exceeded.
     fn measure(&self) -> io::Result<Size> {
         let mut size = Size::default();
         for directory in &self.directories {
@@ -182,7 +192,7 @@ impl Quota {
         Ok(size)
     }
 
-    /// Watches until the box is gone, or over its quota.
+    /// Measures until the box is gone or exceeds its quota.
     pub(super) async fn watch(self: Arc<Self>, living: Weak<Living>) {
         let (mut last, mut cpu) = (Size::default(), None);
         let mut rest = OFTEN;
@@ -206,7 +216,8 @@ impl Quota {
                 return;
             };
             *living.disk() = Some(size.bytes);
-            // Also where the kernel refuses writes beyond it: a box of a directory around this one may have taken that limit away.
+            // This check also applies to kernel quotas, because a box with a parent of this
+            // directory may have removed the limit.
             if !self.allows(&size) {
                 living.end_for(self.exceeded(&size));
                 return;
@@ -219,7 +230,7 @@ impl Quota {
     }
 }
 
-/// The error of a box whose quota nobody can watch any more.
+/// Returns the error of a box with a quota that cannot be measured any more.
 pub(super) fn unwatched() -> BoxError {
     let message =
         "workspace_quota_mb: the workspace cannot be measured any more; the box was ended";

@@ -1,4 +1,4 @@
-//! The fork server behind the backend: started when it is first needed, and again if it is gone.
+//! Fork server of the backend, started on first use and restarted if it dies.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -26,7 +26,7 @@ impl Server {
         }
     }
 
-    /// The server, started if there is none.
+    /// Returns the fork server, and starts it if needed.
     pub(super) async fn running(&self) -> Result<Arc<ForkServer>, BoxError> {
         self.found().await.map_err(|error| in_words(&error))
     }
@@ -37,12 +37,12 @@ impl Server {
         {
             return Ok(Arc::clone(server));
         }
-        // In a task of its own: whoever gives up waiting finds it started the next time.
+        // A separate task completes the start even if the caller stops waiting.
         let starting = tokio::spawn(started(Arc::clone(&self.running), self.config.clone()));
         starting.await.map_err(|_| Error::ServerGone)?
     }
 
-    /// What this machine gives, which is known once there is a server.
+    /// Returns the features of this machine, which a started server reports.
     pub(super) async fn availability(&self) -> Availability {
         match self.found().await {
             Ok(server) => Availability::Available {
@@ -58,7 +58,7 @@ impl Server {
     }
 }
 
-/// The server there is, or one that is started now.
+/// Returns the running server, or starts one.
 async fn started(
     running: Arc<Mutex<Option<Arc<ForkServer>>>>,
     config: NativeConfig,
@@ -83,7 +83,8 @@ fn start(config: &NativeConfig) -> Result<ForkServer, Error> {
         ..ServerConfig::default()
     };
     let mut command = Command::new(&config.program);
-    // Every box sees it as its first process, and shall learn no path of the machine.
+    // Every box sees the server's name as its first process, so the name must not contain a host
+    // path.
     command.arg0("box");
     if let Some((user, group)) = config.run_as {
         command.uid(user).gid(group);
@@ -93,7 +94,7 @@ fn start(config: &NativeConfig) -> Result<ForkServer, Error> {
 
 fn is_alive(server: &ForkServer) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/stat", server.pid()));
-    // The state stands after the name, which is in parentheses. One that is dead and not yet buried is not alive.
+    // The state follows the name, which is in parentheses. A zombie is not alive.
     status.is_ok_and(|status| {
         let state = status
             .rsplit_once(") ")

@@ -1,4 +1,4 @@
-//! The memory of the slots: made for a new box, and looked at before that of an adopted one is used.
+//! Shared memory of the slots: created for a new box, verified for an adopted one.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,14 @@ use crate::shm::ShmPool;
 
 const BYTES: u64 = SPOOL_SLOTS as u64 * SPOOL_BYTES;
 
-/// Neither side can change the size, so that whoever reads or writes finds all of it.
+/// Seals that fix the size, so that every access stays within the memory.
 const SEALS: SealFlags = SealFlags::GROW
     .union(SealFlags::SHRINK)
     .union(SealFlags::SEAL);
 
-/// Slots for output and files, and the agent's end of them. What is written to them counts as the box's memory.
+/// Creates the slots for output and files, and the agent's descriptor of them.
+///
+/// The kernel accounts their memory to the box.
 pub(super) fn make() -> io::Result<(ShmPool, OwnedFd)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("box-spool", flags)?;
@@ -26,10 +28,12 @@ pub(super) fn make() -> io::Result<(ShmPool, OwnedFd)> {
     Ok((ShmPool::new(File::from(ours)), file))
 }
 
-/// The slots that an agent hands back, if they are what was made for it. An agent lives with the guest: a pipe in their place
-/// would hold this process up, and a file that shrinks or that others can read and write would not be a box's own.
+/// Returns the slots from an agent, if they are the ones made for it.
+///
+/// The agent runs next to the guest, so the descriptor is untrusted. A FIFO could block this
+/// process, and another file could shrink or be shared with other processes.
 pub(super) fn handed(file: OwnedFd) -> Option<ShmPool> {
-    // Only memory of this kind has seals at all, and exactly these are put on by nobody else's habit.
+    // Only a memfd has seals, and this exact combination is specific to the runtime.
     let seals = rustix::fs::fcntl_get_seals(&file).ok()?;
     let status = rustix::fs::fstat(&file).ok()?;
     let mode = rustix::fs::fcntl_getfl(&file).ok()?;

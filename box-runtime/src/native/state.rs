@@ -1,5 +1,6 @@
-//! What a box has on disk: a directory named after its own id, with the socket on which its agent can be reached again, the logs
-//! of its commands, and what a later process needs to know of it.
+//! State directory of a box on disk, named after its unique id.
+//!
+//! It holds the socket of the agent, the logs of the commands, and the record for a later process.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io;
@@ -17,10 +18,10 @@ use uuid::Uuid;
 
 use super::quota::QuotaRecord;
 
-/// The file of the logs.
+/// Name of the log file.
 const LOGS: &str = "logs";
 
-/// What is kept of a box: what the kernel knows it by, and the runtime's own words.
+/// Persistent data of a box: its kernel objects and the runtime's record.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Kept {
     pub(super) sandbox: SandboxRecord,
@@ -28,14 +29,18 @@ pub(super) struct Kept {
     pub(super) record: String,
 }
 
-/// The directory of a box. It is removed once the box is known to be gone, and never for want of interest: what is in it is the
-/// only way to a box that lives.
+/// State directory of a box.
+///
+/// The backend removes it only once the box is known to be gone, because it is the only way to
+/// reach a live box.
 #[derive(Debug)]
 pub(super) struct State(PathBuf);
 
 impl State {
-    /// Makes the directory, and in it a socket that is bound and on which nobody listens yet: the agent does, so that whoever
-    /// connects learns from the kernel who the agent is.
+    /// Creates the directory and a bound socket for the agent.
+    ///
+    /// The agent itself calls `listen`, so that the kernel reports the agent as the peer of a
+    /// connection.
     pub(super) fn new(root: &Path, id: Uuid) -> io::Result<(Self, OwnedFd)> {
         let state = Self::of(root, id);
         DirBuilder::new().mode(0o700).create(&state.0)?;
@@ -47,13 +52,14 @@ impl State {
         Ok((state, socket))
     }
 
-    /// The directory that a box has, if anybody has made it.
+    /// Returns the directory of a box, which may not exist.
     pub(super) fn of(root: &Path, id: Uuid) -> Self {
         Self(root.join(id.simple().to_string()))
     }
 
-    /// The socket of its agent, by a descriptor of the directory that it is in: the name of a socket has 107 bytes, and the
-    /// path of a state directory may have more.
+    /// Returns the path of the agent's socket relative to a directory descriptor.
+    ///
+    /// A socket path has at most 107 bytes, and the state directory may have a longer path.
     fn socket(&self) -> io::Result<(OwnedFd, PathBuf)> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(&self.0, flags, Mode::empty())?;
@@ -61,7 +67,7 @@ impl State {
         Ok((directory, path.into()))
     }
 
-    /// Connects to its agent, without waiting: the agent may take the connection later.
+    /// Connects to the agent without waiting; the agent may accept later.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         let (_directory, path) = self.socket()?;
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
@@ -71,11 +77,13 @@ impl State {
         Ok(UnixStream::from(socket))
     }
 
-    /// Whether nothing of the box can be alive: nobody holds the file of its logs, whose lock every process of it inherits
-    /// from the moment it is asked for.
+    /// Returns whether all processes of the box are gone.
+    ///
+    /// Every process of the box inherits the lock of the log file, so a free lock means that none
+    /// is alive.
     pub(super) fn is_dead(&self) -> io::Result<bool> {
         let logs = match File::open(self.0.join(LOGS)) {
-            // It comes before the box is asked for.
+            // The log file is created before the box.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
             logs => logs?,
         };
@@ -85,7 +93,7 @@ impl State {
         }
     }
 
-    /// Keeps a record, in place of the one before: whoever reads it finds one of the two, whole.
+    /// Replaces the record atomically, so that a reader always finds a complete one.
     pub(super) fn keep(&self, kept: &Kept) -> io::Result<()> {
         let (fresh, place) = (self.0.join("box.json.new"), self.0.join("box.json"));
         let mut options = std::fs::OpenOptions::new();
@@ -94,37 +102,38 @@ impl State {
         std::fs::rename(fresh, place)
     }
 
-    /// Removes the record: nobody takes over a box without one.
+    /// Removes the record, so that no process adopts the box.
     pub(super) fn forget(&self) {
         let _ = std::fs::remove_file(self.0.join("box.json"));
     }
 
-    /// Whether there is a record, or may be one.
+    /// Returns whether a record exists or may exist.
     pub(super) fn is_kept(&self) -> bool {
         self.0.join("box.json").try_exists().unwrap_or(true)
     }
 
-    /// What was last kept.
+    /// Reads the record.
     pub(super) fn kept(&self) -> io::Result<Kept> {
         Ok(serde_json::from_slice(&std::fs::read(
             self.0.join("box.json"),
         )?)?)
     }
 
-    /// Where the copies are of content that it has by its digest.
+    /// Returns the directory of the artifact copies.
     pub(super) fn artifacts(&self) -> PathBuf {
         self.0.join("artifacts")
     }
 
-    /// The file of the names that the box was told addresses for.
+    /// Opens the file of the names with synthetic addresses.
     pub(super) fn names(&self) -> io::Result<File> {
         let mut options = std::fs::OpenOptions::new();
         let options = options.read(true).append(true).create(true).mode(0o600);
         options.open(self.0.join("names"))
     }
 
-    /// A file for the logs of the box's commands, which its agent is handed and nobody else reads. It is locked as long as
-    /// anybody has it open.
+    /// Creates the log file of the box's commands, which only the agent reads.
+    ///
+    /// The file is locked while any process has it open.
     pub(super) fn logs(&self) -> io::Result<OwnedFd> {
         let mut options = std::fs::OpenOptions::new();
         let options = options.read(true).write(true).create_new(true).mode(0o600);
@@ -133,7 +142,7 @@ impl State {
         Ok(logs.into())
     }
 
-    /// Removes it all. Whatever cannot be removed is swept by the next process.
+    /// Removes the directory. The next process removes anything left.
     pub(super) fn remove(&self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

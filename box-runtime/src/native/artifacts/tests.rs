@@ -8,7 +8,7 @@ fn sha(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// A tree with two files, its manifest beside it, and the mount of it.
+/// Tree with two files, its manifest and its mount.
 struct Made {
     root: tempfile::TempDir,
     manifest: serde_json::Value,
@@ -28,7 +28,7 @@ impl Made {
         Self { root, manifest }
     }
 
-    /// The digest as its publisher computes it: of the sorted, compact text.
+    /// Computes the digest like a publisher: over the sorted, compact text.
     fn mount(&self) -> BoxMountSpec {
         let path = self.root.path().join("manifest.json");
         std::fs::write(&path, serde_json::to_string_pretty(&self.manifest).unwrap()).unwrap();
@@ -54,7 +54,7 @@ impl Made {
 
     fn refused(&self) -> Why {
         let why = self.copy(&self.mount()).unwrap_err();
-        // Nothing is left of what was not good.
+        // A failed copy leaves nothing behind.
         let left = std::fs::read_dir(self.place()).map_or(0, Iterator::count);
         assert_eq!(left, 0, "{why}");
         why
@@ -82,7 +82,7 @@ fn what_the_manifest_names_is_copied_and_nothing_else() {
         (0o444, 0o555, 0o755)
     );
     assert!(!copied.join("beside").exists());
-    // What is changed afterwards is not seen, nor asked for again.
+    // Later changes of the source are neither visible nor copied again.
     std::fs::write(made.tree().join("SKILL.md"), "harm").unwrap();
     assert_eq!(made.copy(&mount).unwrap(), copied);
     assert_eq!(
@@ -100,7 +100,7 @@ fn a_source_that_is_not_what_its_digest_says_is_refused() {
     assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
     std::fs::remove_file(made.tree().join("SKILL.md")).unwrap();
     assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
-    // A link to the very content is not the file.
+    // A symlink to identical content is not accepted as the file.
     std::fs::write(made.root.path().join("same"), "how to").unwrap();
     symlink("../same", made.tree().join("SKILL.md")).unwrap();
     assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
