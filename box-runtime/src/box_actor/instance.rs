@@ -32,8 +32,7 @@ const AGENT_CONTRACT: u32 = 1;
 
 /// Longest message accepted from an agent.
 ///
-/// It holds both streams of a collected output in base64. Messages to the agent may be longer, up
-/// to the limit for callers.
+/// It holds both streams of a collected output in base64. Messages to the agent may be longer, up to the limit for callers.
 const AGENT_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Returns the limits of the transport of agent messages.
@@ -45,8 +44,8 @@ pub(crate) fn carrier_limits() -> Limits {
 
 /// Returns the default environment of the commands in a box.
 ///
-/// It contains nothing of the runtime's environment. The system directories are read-only, so `pip
-/// install` and `npm install -g` install into Python's default user directory.
+/// It contains nothing of the runtime's environment. The system directories are read-only, so
+/// `pip install` and `npm install -g` install into Python's default user directory.
 fn environment(spec: &BoxSpec) -> Result<Env, Invalid> {
     let (user, home) = guest_of(spec);
     let own = format!("{}/.local", home.trim_end_matches('/'));
@@ -58,8 +57,7 @@ fn environment(spec: &BoxSpec) -> Result<Env, Invalid> {
         ("USER", user),
         ("LANG", "C.UTF-8"),
         ("TERM", "dumb"),
-        // Disables Debian's protection of packaged Python modules (PEP 668). The guest cannot break
-        // them, because they are read-only.
+        // Disables Debian's protection of packaged Python modules (PEP 668); they are read-only anyway.
         ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
         ("NPM_CONFIG_PREFIX", own.as_str()),
     ] {
@@ -73,7 +71,6 @@ pub(super) struct Instance {
     pub(super) entry: Arc<BoxEntry>,
     pub(super) living: Option<RunningBox>,
     /// Box that is starting or stopping.
-    ///
     /// The actor stops it even if the caller has stopped waiting.
     unstopped: Option<(Arc<dyn Backend>, Uuid)>,
     /// Adopted box that has not been reached yet. Only this task takes the lock.
@@ -100,7 +97,6 @@ pub(crate) struct RunningBox {
 
 impl RunningBox {
     /// Connects to the agent of a box and checks its health.
-    ///
     /// `health` holds the parameters of the health call.
     pub(crate) async fn meet(
         shared: &Shared,
@@ -157,7 +153,6 @@ impl RunningBox {
     }
 
     /// Pauses or resumes all processes of the box.
-    ///
     /// While the box is paused, the runtime does not treat a silent agent as gone.
     pub(crate) async fn freeze(&self, limit: Duration, frozen: bool) -> Result<(), BoxError> {
         if frozen {
@@ -212,7 +207,6 @@ impl Instance {
     }
 
     /// Returns whether a call needs an agent that has not answered.
-    ///
     /// A forced delete does not need the agent.
     pub(super) fn is_out_of_reach(&self, work: &Request) -> bool {
         let forced = matches!(work, Request::Delete(delete) if delete.force);
@@ -239,7 +233,6 @@ impl Instance {
     }
 
     /// Persists the entry with the box.
-    ///
     /// If that fails, the runtime retries and marks the box as degraded in the meantime.
     pub(super) async fn keep(&self) {
         self.entry.changed();
@@ -250,7 +243,6 @@ impl Instance {
     }
 
     /// Returns whether commands may be running in the box.
-    ///
     /// A slow agent counts as busy, because it probably lacks CPU time. A disconnected agent ends
     /// the box elsewhere.
     pub(super) async fn may_be_busy(&self) -> bool {
@@ -314,7 +306,6 @@ impl Instance {
     }
 
     /// Resolves when the agent disconnects or a main command ends the box.
-    ///
     /// For an unreached box, it resolves when the runtime has reached it or given up.
     pub(super) async fn ended(&mut self) -> Wakeup {
         if let Some(coming) = &mut self.coming {
@@ -436,7 +427,6 @@ impl Instance {
     }
 
     /// Waits until all processes of an exec are gone.
-    ///
     /// The next exec must not meet them. The error is the reason why the agent could not kill them.
     pub(super) async fn confirm_killed(&self, command_id: &CommandId) -> Result<(), String> {
         let Some(living) = &self.living else {
@@ -461,7 +451,6 @@ impl Instance {
     }
 
     /// Stops the box or aborts its start.
-    ///
     /// The future is boxed, because many functions await it and it rarely runs.
     pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
         self.entry.is_gone();

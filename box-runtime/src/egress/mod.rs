@@ -3,22 +3,22 @@
 //! # Reading order
 //! 1. [`EgressConfig`]: every setting.
 //! 2. This file: `Egress`, the outgoing network of one box. `syn_queue`: held connections;
-//!   `connection`: the life of one connection.
+//!    `connection`: the life of one connection.
 //! 3. `policy`: permitted destinations; `dial`: from a host to a connection; `relay`: the byte
-//!   transfer.
+//!    transfer.
 //! 4. `fake_ips`: the synthetic addresses of names; `dns_server`: the box's name server; `dns`: its
-//!   messages.
+//!    messages.
 //! 5. `rate_limit`: rate limits; `refusals`: recently refused destinations.
 //!
 //! # One connection, end to end
 //! 1. A program in the box looks up `ok.example`. The name server answers with a synthetic address
-//!   (`dns`, `fake_ips`).
+//!    (`dns`, `fake_ips`).
 //! 2. The program connects. The kernel holds the first packet and reports its destination to
-//!   `syn_queue`.
+//!    `syn_queue`.
 //! 3. `fake_ips` maps the address to the name, and `policy` checks it. `dial` resolves the name,
-//!   checks each address and connects.
+//!    checks each address and connects.
 //! 4. The kernel releases the packet and redirects it to the exit, where the runtime accepts the
-//!   connection. `relay` then moves the bytes.
+//!    connection. `relay` then moves the bytes.
 //!
 //! A refused or failed connection gets the error that the program's kernel would report. On a
 //! kernel that cannot hold packets, the runtime accepts a connection before it decides. A refusal

@@ -276,7 +276,9 @@ impl FakeBackend {
         commands.iter().map(|(_, params)| params.clone()).collect()
     }
 
-    /// Returns the text of every command that was killed by a dropped call or a timeout.
+    /// Returns the text of every killed command.
+    ///
+    /// A dropped call or a timeout kills a command.
     pub fn killed(&self) -> Vec<String> {
         self.inner().record.killed.clone()
     }

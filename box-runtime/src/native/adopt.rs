@@ -1,4 +1,4 @@
-//! Adoption of boxes of an earlier process, by their directories, records and agents.
+//! Adoption of boxes of an earlier process by their directories and agents.
 //!
 //! The runtime gives up a box only when it is known to be dead. Other obstacles (no descriptors, no
 //! memory, a stopped agent) may be temporary, so the box and its directory stay.

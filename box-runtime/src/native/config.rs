@@ -28,7 +28,9 @@ pub struct NativeConfig {
     pub outlive: bool,
     /// Root directories by image name.
     pub images: BTreeMap<String, PathBuf>,
-    /// Whether to refuse unlisted images instead of using the host's system directories.
+    /// Whether to refuse unlisted images.
+    ///
+    /// Otherwise such boxes use the host's system directories.
     pub strict_images: bool,
     /// Parent cgroup of the boxes in each hierarchy.
     ///

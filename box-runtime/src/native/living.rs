@@ -129,7 +129,7 @@ impl Living {
 
     /// Returns why the box is gone, if known.
     ///
-    /// The backend ended it, or the kernel ran out of memory for it.
+    /// The backend ended it, or it exceeded its memory limit.
     pub(super) fn why_gone(&self) -> Option<BoxError> {
         if let Some(why) = self.ended_for.get() {
             return Some(why.clone());

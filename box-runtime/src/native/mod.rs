@@ -4,12 +4,12 @@
 //! 1. [`NativeConfig`]: every setting.
 //! 2. `plan`: from a spec to the kernel objects of a box.
 //! 3. This file: [`NativeBackend`], its boxes, their start and their end. `living`: the state of
-//!   one box.
+//!    one box.
 //! 4. `server`: the fork server. `diagnosis`: the features of this machine.
 //! 5. `quota`: the size limit of a workspace. `artifacts`: mounts of content identified by a
-//!   digest.
+//!    digest.
 //! 6. `slots`: memory shared with the agent; `state`: the directory of a box on disk; `adopt`:
-//!   adoption by a later process.
+//!    adoption by a later process.
 //! 7. `error`: conversion of kernel errors.
 //!
 //! # A box

@@ -166,7 +166,7 @@ pub(super) fn mount(
     Ok(Some((mount, source)))
 }
 
-/// Returns the directories to create for the guest: the workspace and requested ones.
+/// Returns the directories to create for the guest: workspace and requested ones.
 fn dirs(spec: &BoxSpec) -> Vec<PathBuf> {
     let asked = spec.dirs.iter().flatten().map(String::as_str);
     let all = [box_protocol::DEFAULT_MOUNT_PATH, &spec.mount_path];
