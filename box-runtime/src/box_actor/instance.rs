@@ -32,7 +32,7 @@ const AGENT_CONTRACT: u32 = 1;
 
 /// Longest message accepted from an agent.
 ///
-/// It holds both streams of a collected output in base64. Messages to the agent may be longer, up to the limit for callers.
+/// It holds both streams of a collected output in base64. Messages to the agent may be longer.
 const AGENT_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Returns the limits of the transport of agent messages.

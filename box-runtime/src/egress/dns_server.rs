@@ -83,7 +83,7 @@ pub(super) async fn connection(shared: &Shared, stream: &mut TcpStream) {
 impl Shared {
     /// Answers a query without a lookup, if possible.
     ///
-    /// The server refuses forbidden names and answers known names from the table.
+    /// The server reports forbidden names as nonexistent and answers known names from the table.
     fn find(&self, question: &dns::Question, policy: &Arc<NetworkPolicy>) -> Option<dns::Answer> {
         let Some(name) = &question.name else {
             return Some(dns::Answer::Nobody);
