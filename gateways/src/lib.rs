@@ -1,6 +1,7 @@
-//! Other people's protocols over Box: translation only, one module a protocol. A gateway keeps what only its
-//! world knows, calls boxes through a handle in this process, and knows no sockets: whoever listens hands it
-//! connections that are upgraded and callers that are known.
+//! Gateways that translate foreign protocols to Box, one module per protocol.
+//!
+//! A gateway keeps only the state that its protocol needs, and calls boxes through a handle in this process. It opens
+//! no sockets: the server hands it upgraded connections and authenticated callers.
 //!
 //! # Reading order
 //! - [`langbot`]: LangBot's Box runtime, so that LangBot connects unmodified.

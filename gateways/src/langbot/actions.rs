@@ -1,4 +1,4 @@
-//! The table of LangBot's actions: whom each may be asked by, and who does it.
+//! The table of LangBot's actions, with their permitted callers and their handlers.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -17,13 +17,13 @@ use super::errors::{key_error, stale, value_error};
 use super::files::Files;
 use super::{Host, admission, exec, processes, readiness, sessions, storage};
 
-/// An object, as text.
+/// A JSON object as text.
 type Text = Box<RawValue>;
 
-/// What a call carries.
+/// The data of a call.
 pub(super) struct Data {
     text: Text,
-    /// Whether its caller wants it no more.
+    /// Reports whether the caller has withdrawn the call.
     pub(super) withdrawal: Withdrawal,
 }
 
@@ -39,9 +39,9 @@ impl Deref for Data {
 #[derive(Clone)]
 pub(super) struct Connection {
     pub(super) host: Arc<Host>,
-    /// Nobody else can open such a connection.
+    /// Whether only LangBot can open this connection.
     pub(super) guarded: bool,
-    /// The files that have arrived on it.
+    /// The files received on this connection.
     pub(super) files: Arc<Mutex<Files>>,
 }
 
@@ -81,13 +81,13 @@ macro_rules! actions {
         )*
 
         contract! {
-            /// Everything LangBot asks of a Box runtime.
+            /// All actions of LangBot's Box runtime.
             pub(super) Served: $($action),*
         }
     };
 }
 
-// `anyone` needs no workspace; `workspace` needs one, and `granted` also a grant where those are enforced.
+// `anyone` needs no workspace; `workspace` needs one; `granted` also needs a grant if grants are required.
 actions! {
     BoxInit = "box_init", anyone: readiness::init;
     BoxHealth = "box_health", anyone: |connection, _| readiness::health(connection);
@@ -140,7 +140,7 @@ impl Connection {
         self.fenced(placement, data, work).await
     }
 
-    /// Does the work for as long as the placement is the newest of its workspace.
+    /// Runs the work while the placement is the newest of its workspace.
     async fn fenced<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
         &self,
         placement: Placement,
@@ -159,7 +159,7 @@ impl Connection {
             }
         };
         if !lease.is_current() {
-            // What it had begun may be there since the newer placement has looked.
+            // The work may have created boxes after the newer placement cleared the older ones.
             let host = Arc::clone(host);
             tokio::spawn(async move { host.clear_older(&placement).await });
             return Err(stale());
@@ -173,12 +173,12 @@ fn answer(result: &impl Serialize) -> Result<Text, BoxError> {
         .map_err(|error| BoxError::internal(format!("the answer cannot be written: {error}")))
 }
 
-/// The members of what a call carries.
+/// Parses the members of a call's data.
 pub(super) fn members(data: &RawValue) -> Result<Map<String, Value>, BoxError> {
     serde_json::from_str(data.get()).map_err(|error| value_error(error.to_string()))
 }
 
-/// A member that must be there, as Python makes a text of it.
+/// Returns a required member as text, converted as Python does.
 pub(super) fn required(members: &Map<String, Value>, name: &str) -> Result<String, BoxError> {
     members
         .get(name)
@@ -186,7 +186,7 @@ pub(super) fn required(members: &Map<String, Value>, name: &str) -> Result<Strin
         .ok_or_else(|| key_error(name))
 }
 
-/// A member's text: nothing is the empty one.
+/// Converts a member to text; null becomes the empty text.
 pub(super) fn as_text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -195,7 +195,7 @@ pub(super) fn as_text(value: &Value) -> String {
     }
 }
 
-/// Work that goes on when the connection that asked for it is gone, as LangBot expects.
+/// Runs work to its end even if the connection closes, as LangBot expects.
 pub(super) async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, BoxError>> + Send + 'static,
 ) -> Result<T, BoxError> {
@@ -203,7 +203,7 @@ pub(super) async fn to_its_end<T: Send + 'static>(
     done.unwrap_or_else(|_| Err(BoxError::internal("the action failed")))
 }
 
-/// Work that goes on when the connection that asked for it is gone, and ends if its caller wants it no more.
+/// Work that continues after its connection closes, and ends if the caller withdraws it.
 pub(super) struct UnlessWithdrawn<T: Send + 'static> {
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     withdrawal: Withdrawal,
@@ -239,7 +239,7 @@ impl<T: Send> Drop for UnlessWithdrawn<T> {
         let Some(work) = self.work.take() else {
             return;
         };
-        // Where nothing runs any more, nothing goes on.
+        // Outside a Tokio runtime no work can continue.
         if let Ok(runtime) = tokio::runtime::Handle::try_current()
             && !self.withdrawal.happened()
         {

@@ -1,5 +1,7 @@
-//! Grants: where LangBot's configuration requires them, a workspace is served only while it has one, and only as far as the
-//! policy goes. Revisions and generations only rise, and a revoked revision never comes back.
+//! Grants, for installations that require them.
+//!
+//! The gateway serves a workspace only while it has a grant, and only within the policy. Revisions and generations only
+//! increase, and a revoked revision never becomes valid again.
 
 mod managed;
 mod moment;
@@ -21,10 +23,10 @@ use super::config::Config;
 use super::context::Placement;
 use super::errors::{admission, permission, readiness};
 
-/// How often grants are looked after while nobody calls.
+/// The interval between checks for expired grants.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// What a grant can give at most, and what every box gets.
+/// The maximum that a grant can give, and the settings of every box.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Policy {
@@ -105,7 +107,7 @@ impl Policy {
     }
 }
 
-/// A workspace is let in, until then.
+/// A grant that admits a workspace until it expires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Grant {
     workspace: String,
@@ -116,19 +118,19 @@ pub(super) struct Grant {
     pub(super) max_managed_processes: u64,
 }
 
-/// Who has which grant, and what was revoked.
+/// All grants and revoked revisions.
 #[derive(Debug, Default)]
 pub(super) struct Admission(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     policy: Policy,
-    /// Why the configuration cannot be used.
+    /// The reason why the configuration is invalid.
     fault: Option<String>,
     records: HashMap<String, Record>,
 }
 
-/// What is known of a workspace; it is never forgotten.
+/// The recorded state of a workspace; it is never removed.
 #[derive(Debug, Default)]
 struct Record {
     grant: Option<Grant>,
@@ -143,8 +145,9 @@ impl Admission {
         Self::default()
     }
 
-    /// Takes the policy of a configuration. One that cannot be read requires grants and lets nobody in; one that required
-    /// them is not taken back.
+    /// Applies the policy of a configuration.
+    ///
+    /// An unreadable policy requires grants and admits no caller. A policy that required grants cannot be withdrawn.
     pub(super) fn configure(&self, config: &Config) {
         let (policy, fault) = match config.said.get("admission") {
             None | Some(Value::Null) => (Policy::default(), None),
@@ -168,7 +171,7 @@ impl Admission {
         (state.policy, state.fault) = (policy, fault);
     }
 
-    /// The policy, where grants are required.
+    /// Returns the policy if grants are required.
     pub(super) fn required(&self) -> Option<Policy> {
         let state = self.state();
         state.policy.required.then(|| state.policy.clone())
@@ -183,7 +186,7 @@ impl Admission {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The grant of this placement, as far as it holds.
+    /// Returns the grant of this placement if it is valid.
     fn grant(&self, placement: &Placement, now: UnixMs) -> Result<Grant, BoxError> {
         let state = self.state();
         state.refuse_faulty()?;
@@ -207,7 +210,9 @@ impl Admission {
         Err(admission(refusal))
     }
 
-    /// Installs a grant. Which holds now, and whether the workspace's boxes must go first.
+    /// Installs a grant.
+    ///
+    /// Returns the grant that is valid now, and whether the caller must delete the workspace's boxes first.
     fn install(&self, grant: &Grant, most: usize, now: UnixMs) -> Result<(Grant, bool), BoxError> {
         let mut state = self.state();
         state.refuse_off()?;
@@ -270,7 +275,7 @@ impl Admission {
         Ok(())
     }
 
-    /// The workspaces whose grants are over, and are taken from them.
+    /// Removes expired grants and returns their workspaces.
     fn expired(&self, now: UnixMs) -> Vec<String> {
         let mut state = self.state();
         let over = state.records.iter_mut().filter_map(|(workspace, record)| {
@@ -315,7 +320,7 @@ impl Record {
             && (grant.revision, grant.generation) == (current.revision, current.generation)
             && grant.expires < current.expires
         {
-            // Of two who renew the same grant, the later end stands.
+            // If two callers renew the same grant, the later expiry applies.
             return (current.clone(), false);
         }
         let same_placement = self
@@ -432,7 +437,7 @@ pub(super) async fn revoke(connection: Connection, data: Data) -> Result<Value, 
     .await
 }
 
-/// Looks after grants that are over, also while nobody calls, for as long as the installation is there.
+/// Checks for expired grants periodically until the installation is dropped.
 pub(super) fn end_with_their_grants(host: Weak<Host>) {
     tokio::spawn(async move {
         loop {
@@ -448,7 +453,7 @@ pub(super) fn end_with_their_grants(host: Weak<Host>) {
 }
 
 impl Host {
-    /// The grant that lets this placement in, where one is required.
+    /// Returns the grant that admits this placement if grants are required.
     pub(super) async fn require_grant(
         &self,
         placement: &Placement,
@@ -462,7 +467,7 @@ impl Host {
         self.admission.grant(placement, now).map(Some)
     }
 
-    /// Ends the boxes of workspaces whose grants are over.
+    /// Deletes the boxes of workspaces with expired grants.
     async fn end_expired(&self, now: UnixMs) -> Result<(), BoxError> {
         for workspace in self.admission.expired(now) {
             let over = Placement::new(&self.instance, &workspace, 1);
@@ -471,7 +476,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends every box of a workspace, of whichever placement.
+    /// Deletes every box of a workspace, in all placements.
     async fn end_workspace(&self, placement: &Placement) -> Result<(), BoxError> {
         let mut all = self.sessions().await?;
         all.retain(|info| placement.generation_of(info.box_id.as_str()).is_some());

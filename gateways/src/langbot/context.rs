@@ -1,7 +1,7 @@
-//! Who asks, for which workspace, and what its boxes are called here.
+//! The workspace that a call belongs to, and the names of its boxes.
 //!
-//! LangBot names boxes within a workspace; here they bear the workspace's namespace and the generation of its placement, so
-//! that two workspaces never meet and an old placement is known by its name.
+//! LangBot names boxes within a workspace. The gateway adds the workspace's namespace and placement generation to each
+//! name, so that workspaces cannot collide and the name identifies an old placement.
 
 use box_protocol::{BoxError, BoxId, Code};
 use serde::Deserialize;
@@ -9,17 +9,17 @@ use sha2::{Digest as _, Sha256};
 
 use super::errors::{of_class, permission, value_error};
 
-/// The longest name of a workspace that a relay may give.
+/// The maximum length of a workspace name in the headers of a relay.
 const WORKSPACE_CHARS: usize = 256;
 
-/// Where a call belongs: a workspace of this installation, and which placement of it.
+/// A workspace of this installation, and one placement of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// The workspace.
     pub workspace: String,
-    /// Only rises.
+    /// The generation of the placement; it only increases.
     pub generation: u64,
-    /// What the workspace's boxes and directories begin with.
+    /// The prefix of the workspace's boxes and directories.
     pub namespace: String,
 }
 
@@ -42,7 +42,7 @@ fn first() -> i64 {
     1
 }
 
-/// The placement a call's context names; it must be of this instance.
+/// Parses the placement from a call's context, which must name this instance.
 pub(super) fn placement(context: Option<&str>, instance: &str) -> Result<Placement, BoxError> {
     let Some(context) = context else {
         return Err(permission(
@@ -58,7 +58,7 @@ pub(super) fn placement(context: Option<&str>, instance: &str) -> Result<Placeme
     Ok(Placement::new(instance, workspace, generation))
 }
 
-/// A context where none is needed must still be of this instance.
+/// Checks that an optional context names this instance.
 pub(super) fn check_instance(context: Option<&str>, instance: &str) -> Result<(), BoxError> {
     match context {
         Some(context) if read(context)?.instance_uuid.trim() != instance => {
@@ -97,7 +97,9 @@ fn of_another_instance() -> BoxError {
     permission("Box action context does not match the trusted instance")
 }
 
-/// Whether this can be the name of an instance: a letter or digit, then up to 127 of those and `._:-`.
+/// Returns whether the text is a valid instance name.
+///
+/// A name is a letter or digit, followed by up to 127 letters, digits or characters of `._:-`.
 pub fn is_instance(text: &str) -> bool {
     let rest = text.strip_prefix(|first: char| first.is_ascii_alphanumeric());
     rest.is_some_and(|rest| {
@@ -109,7 +111,7 @@ pub fn is_instance(text: &str) -> bool {
 }
 
 impl Placement {
-    /// A placement of a workspace of this instance.
+    /// Creates a placement of a workspace of this instance.
     pub(super) fn new(instance: &str, workspace: &str, generation: u64) -> Self {
         let mut digest = Sha256::new();
         digest.update(instance.as_bytes());
@@ -124,7 +126,7 @@ impl Placement {
         }
     }
 
-    /// The placement that the headers of a relay name, if they do.
+    /// Parses the placement from the headers of a relay.
     pub(super) fn of_headers(instance: &str, workspace: &str, generation: &str) -> Option<Self> {
         let (workspace, text) = (workspace.trim(), generation.trim());
         if workspace.is_empty() || workspace.chars().count() > WORKSPACE_CHARS {
@@ -134,12 +136,12 @@ impl Placement {
         (generation.to_string() == text).then(|| Self::new(instance, workspace, generation))
     }
 
-    /// What the names of its boxes begin with.
+    /// Returns the prefix of its box names.
     pub(super) fn prefix(&self) -> String {
         format!("{}-g{}-", self.namespace, self.generation)
     }
 
-    /// The box that LangBot calls so.
+    /// Returns the id of the box with this LangBot name.
     pub(super) fn physical(&self, logical: &str) -> Result<BoxId, BoxError> {
         let logical = logical.trim();
         if logical.is_empty() {
@@ -150,7 +152,7 @@ impl Placement {
             if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-') {
                 safe.push(c);
             } else if !safe.ends_with('\u{0}') {
-                // A run of others becomes one dash, whatever stands beside it.
+                // A run of other characters becomes one dash, independent of its neighbours.
                 safe.push('\u{0}');
             }
         }
@@ -162,19 +164,19 @@ impl Placement {
         Ok(BoxId::new(format!("{}{safe}", self.prefix()))?)
     }
 
-    /// What LangBot calls this box; one of another placement keeps its name.
+    /// Returns LangBot's name of this box; a box of another placement keeps its id.
     pub(super) fn logical<'a>(&self, physical: &'a str) -> &'a str {
         physical.strip_prefix(&self.prefix()).unwrap_or(physical)
     }
 
-    /// Whether this is a box of exactly this placement.
+    /// Returns whether the box belongs to exactly this placement.
     pub(super) fn owns(&self, physical: &str) -> bool {
         physical
             .strip_prefix(&self.prefix())
             .is_some_and(|rest| !rest.is_empty())
     }
 
-    /// The generation of a box of this workspace; none if it is of another.
+    /// Returns the generation of a box of this workspace, or `None` for another workspace.
     pub(super) fn generation_of(&self, physical: &str) -> Option<u64> {
         let rest = physical.strip_prefix(&self.namespace)?.strip_prefix("-g")?;
         rest.split_once('-')?.0.parse().ok()

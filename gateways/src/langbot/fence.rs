@@ -1,5 +1,6 @@
-//! Only the newest placement of a workspace is served. A call of a newer one ends everything of the older: its calls,
-//! its relays and its boxes.
+//! The fence serves only the newest placement of a workspace.
+//!
+//! A call of a newer placement ends the calls, relays and boxes of older placements.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +19,12 @@ pub(super) struct Fence(Mutex<HashMap<String, Arc<Workspace>>>);
 #[derive(Debug)]
 struct Workspace {
     newest: watch::Sender<u64>,
-    /// Everything older than this is gone.
+    /// All boxes of generations older than this are deleted.
     cleared: AtomicU64,
     clearing: tokio::sync::Mutex<()>,
 }
 
-/// A call's place in the newest placement, for as long as it is that.
+/// A call's lease on the newest placement.
 #[derive(Debug, Clone)]
 pub(super) struct Lease {
     workspace: Arc<Workspace>,
@@ -31,13 +32,15 @@ pub(super) struct Lease {
 }
 
 impl Fence {
-    /// Whether a call of this workspace has been seen.
+    /// Returns whether a call of this workspace has been seen.
     pub(super) fn knows(&self, workspace: &str) -> bool {
         self.lock().contains_key(workspace)
     }
 
-    /// Notes a placement, which becomes the newest unless a newer one is known. `floor` is the newest of which there are
-    /// boxes, for a workspace that is not known; `most` is how many workspaces may be.
+    /// Records a placement, which becomes the newest unless a newer one is known.
+    ///
+    /// For an unknown workspace, `floor` is the newest generation that has boxes. `most` limits the number of
+    /// workspaces.
     pub(super) fn observe(
         &self,
         placement: &Placement,
@@ -80,7 +83,7 @@ impl Fence {
         })
     }
 
-    /// A lease of a placement that is the newest already.
+    /// Returns a lease if the placement is already the newest.
     pub(super) fn current(&self, placement: &Placement) -> Option<Lease> {
         let workspace = self.lock().get(&placement.workspace).cloned()?;
         let lease = Lease {
@@ -100,19 +103,19 @@ impl Lease {
         *self.workspace.newest.borrow() == self.generation
     }
 
-    /// Returns once there is a newer placement.
+    /// Returns once a newer placement is recorded.
     pub(super) async fn stale(&self) {
         let mut newest = self.workspace.newest.subscribe();
-        // The sender is ours, so it cannot be gone.
+        // This workspace owns the sender, so the channel cannot be closed.
         let _ = newest.wait_for(|newest| *newest != self.generation).await;
     }
 
-    /// Whether nothing older is left.
+    /// Returns whether all older placements are cleared.
     pub(super) fn is_cleared(&self) -> bool {
         self.workspace.cleared.load(Ordering::Acquire) >= self.generation
     }
 
-    /// Does the clearing for this generation once; whoever comes meanwhile waits for it.
+    /// Runs the clearing for this generation once; concurrent callers wait for it.
     pub(super) async fn cleared_by<F: Future<Output = ()>>(&self, clear: impl FnOnce() -> F) {
         if self.is_cleared() {
             return;

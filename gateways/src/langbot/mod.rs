@@ -1,18 +1,19 @@
-//! LangBot's Box runtime: its frames, its actions over them, and its relay of managed processes.
+//! LangBot's Box runtime: its frames, its actions and its relay of managed processes.
 //!
-//! LangBot brings its own policy, so for LangBot itself this speaks to the runtime directly; what stays here is what
-//! LangBot's own runtime would refuse, too: places of the host that are never mounted, and its limits. Whoever else
-//! speaks its dialect is under the operator's policy, as at every other door.
+//! LangBot applies its own policy, so its calls go to the runtime directly. This module still refuses what LangBot's
+//! own runtime would refuse: blocked host paths and exceeded limits. Other clients that send LangBot's frames are
+//! subject to the operator's policy.
 //!
 //! # Reading order
 //! 1. This file: [`LangBot`], all installations behind one server, and [`Host`], one of them.
-//! 2. `codec`: its frames, as the engine writes and reads them; `stdio` and `pieces`: how long ones travel over pipes.
-//! 3. `actions`: the table of actions, and what each asks of its caller; `controls`: what requests about those ask, `files`: those that carry a file. `context`: who asks, for which workspace,
-//!    and the names of its boxes. `fence`: only the newest placement of a workspace is served.
+//! 2. `codec`: encodes and decodes the frames. `stdio` and `pieces`: split long frames into lines for pipes.
+//! 3. `actions`: the table of actions and their requirements. `controls`: requests about other requests. `files`:
+//!    requests that carry a file. `context`: the caller's workspace and its box names. `fence`: serves only the newest
+//!    placement of a workspace.
 //! 4. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
 //! 5. `relay`: a managed process on a websocket, framed by line.
-//! 6. `config`: what `box_init` says. `admission`, `readiness`: where only those with a grant are served.
-//! 7. `view`: what LangBot reads of a box; `errors`: the texts; `trail`: the log.
+//! 6. `config`: the configuration from `box_init`. `admission`, `readiness`: installations that require grants.
+//! 7. `view`: boxes as LangBot reads them. `errors`: error texts. `trail`: the audit log.
 
 mod actions;
 mod admission;
@@ -59,16 +60,16 @@ pub use self::context::{Placement, is_instance};
 pub use self::relay::{Relay, RelayRefused};
 pub use self::stdio::InPieces;
 
-/// What an endpoint offers that serves others beside LangBot: JSON-RPC and LangBot's frames.
+/// Codecs of an endpoint for all clients: JSON-RPC and LangBot's frames.
 pub const BOTH: &[&dyn Codec] = &[&JsonRpc, &Frames];
 
-/// The variable with the secret that LangBot and its runtime share.
+/// The environment variable with the secret that LangBot and its runtime share.
 pub const TOKEN_VARIABLE: &str = "LANGBOT_BOX_CONTROL_TOKEN";
-/// The variable with the one instance that is served.
+/// The environment variable that names the only instance to serve.
 pub const INSTANCE_VARIABLE: &str = "LANGBOT_BOX_TRUSTED_INSTANCE_UUID";
-/// The variable with a configuration to begin with, as `box_init` carries it.
+/// The environment variable with the initial configuration, in the format of `box_init`.
 pub const CONFIG_VARIABLE: &str = "LANGBOT_BOX_CONFIG";
-/// The variable that lets grants be enforced without quotas on disk.
+/// The environment variable that allows grants without disk quotas.
 pub const SOFT_STORAGE_VARIABLE: &str = "LANGBOT_BOX_ALLOW_UNSAFE_SOFT_STORAGE_LIMITS";
 /// The header that names the instance.
 pub const INSTANCE_HEADER: &str = "x-langbot-instance-id";
@@ -76,31 +77,33 @@ pub const INSTANCE_HEADER: &str = "x-langbot-instance-id";
 pub const WORKSPACE_HEADER: &str = "x-langbot-workspace-id";
 /// The header with the generation of a relay's placement.
 pub const GENERATION_HEADER: &str = "x-langbot-placement-generation";
-/// The shortest secret.
+/// The minimum length of the shared secret, in characters.
 pub const TOKEN_CHARS: usize = 32;
-/// LangBot's port.
+/// LangBot's default port.
 pub const PORT: u16 = 5410;
 
-/// What an operator says about LangBot.
+/// The operator's settings for LangBot.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// The one instance that is served; without it, the first that comes with each token.
+    /// The only instance to serve; if unset, the first instance that connects with each token.
     pub instance: Option<String>,
-    /// A configuration to begin with, as `box_init` carries it.
+    /// The initial configuration, in the format of `box_init`.
     pub config: Map<String, Value>,
-    /// The caller that is LangBot itself, by its own token or its pipes: what that says about host paths and limits
-    /// is taken. Everybody else is under the policy.
+    /// The caller that is LangBot itself, identified by its token or its pipes.
+    ///
+    /// The gateway accepts host paths and limits from this caller. All other callers are subject to the policy.
     pub decides: Option<Caller>,
-    /// What the operator lets be mounted: for LangBot itself also where that is usually blocked, for others nothing
-    /// else.
+    /// Host directories that the operator allows to be mounted.
+    ///
+    /// LangBot itself may mount them even where a path is blocked by default; other callers may mount nothing else.
     pub opened_roots: Vec<PathBuf>,
-    /// Real paths of the server's own, which no box may see.
+    /// Resolved paths of the server's private files, which no box may mount.
     pub private: Vec<PathBuf>,
-    /// Grants may be enforced without quotas on disk.
+    /// Whether grants may be enforced without disk quotas.
     pub soft_storage: bool,
 }
 
-/// Every LangBot installation behind one server: each token has its own.
+/// All LangBot installations behind one server, one per token.
 #[derive(Debug)]
 pub struct LangBot {
     runtime: BoxRuntime,
@@ -110,13 +113,13 @@ pub struct LangBot {
 }
 
 impl LangBot {
-    /// Serves LangBot from this runtime, and others by this policy.
+    /// Serves LangBot from this runtime, and other callers under this policy.
     pub fn new(
         runtime: BoxRuntime,
         service: BoxService,
         settings: Settings,
     ) -> Result<Self, BoxError> {
-        // Refused now rather than at the first connection.
+        // Reject an invalid configuration at startup, not at the first connection.
         let config = Config::default().merged(settings.config.clone())?;
         let places = Places {
             opened: settings.opened_roots.clone(),
@@ -132,8 +135,10 @@ impl LangBot {
         })
     }
 
-    /// The installation that this caller's connection belongs to. The first instance that comes is the caller's
-    /// for as long as the server lives, unless the operator has named one.
+    /// Returns the installation that this caller's connection belongs to.
+    ///
+    /// The first instance that connects belongs to the caller until the server exits, unless the operator has named
+    /// one.
     pub fn host(&self, caller: &Caller, instance: &str) -> Option<Arc<Host>> {
         if !is_instance(instance) {
             return None;
@@ -156,13 +161,13 @@ impl LangBot {
         Some(host)
     }
 
-    /// The installation of a caller that has connected before.
+    /// Returns the installation of a caller that has connected before.
     pub fn known_host(&self, caller: &Caller, instance: &str) -> Option<Arc<Host>> {
         let host = self.hosts().get(caller).cloned()?;
         same(&host.instance, instance).then_some(host)
     }
 
-    /// Every installation that has connected.
+    /// Returns every installation that has connected.
     pub fn all(&self) -> Vec<Arc<Host>> {
         self.hosts().values().cloned().collect()
     }
@@ -184,14 +189,14 @@ pub struct Host {
     owner: Caller,
     instance: String,
     places: Places,
-    /// Who decides about its boxes, if it does not do so itself.
+    /// The policy for its boxes; `None` if the installation applies its own.
     policy: Option<BoxService>,
     config: RwLock<Arc<Config>>,
     fence: Fence,
     admission: Admission,
     readiness: Readiness,
     processes: Arc<Processes>,
-    /// Shutdowns under way.
+    /// The number of shutdowns in progress.
     closing: AtomicUsize,
 }
 
@@ -222,8 +227,9 @@ impl Host {
         }
     }
 
-    /// LangBot's actions, for one connection of this installation, and who may send control requests on it. Only LangBot
-    /// can open a `guarded` one: over pipes, or with a token.
+    /// Returns LangBot's actions and the control policy for one connection of this installation.
+    ///
+    /// Only LangBot can open a `guarded` connection: over pipes, or with a token.
     pub fn serve(self: &Arc<Self>, guarded: bool) -> (Router, Arc<dyn ControlPolicy>) {
         actions::serve(self, guarded)
     }
@@ -232,12 +238,12 @@ impl Host {
         Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whom the runtime is asked as.
+    /// The caller identity for requests to the runtime.
     fn caller(&self) -> Caller {
         self.owner.clone()
     }
 
-    /// The runtime, for calls that may make a box: within LangBot's own limit.
+    /// The runtime for calls that may create a box, with LangBot's limit applied.
     fn making(&self) -> BoxRuntime {
         let most = self.config().limits.max_sessions;
         self.runtime.with_max_boxes(most)

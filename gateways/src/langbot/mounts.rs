@@ -1,4 +1,6 @@
-//! Which host paths LangBot may name. LangBot has decided by then; what is never mounted is not, whatever it decided.
+//! Which host paths LangBot may name.
+//!
+//! LangBot applies its own policy first. The gateway refuses blocked paths even if LangBot allows them.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -12,15 +14,15 @@ use rustix::io::Errno;
 
 use super::Host;
 
-/// Everything below belongs to content-addressed mounts.
+/// The root of all content-addressed mounts.
 const ARTIFACT_ROOT: &str = "/opt/langbot-artifacts";
 
-/// Whether the mount is known by its content, and where such mounts are.
+/// Returns whether the mount is content-addressed and below the artifact root.
 pub(super) fn is_artifact(mount: &BoxMountSpec) -> bool {
     mount.is_content_addressed() && Path::new(&mount.mount_path).starts_with(ARTIFACT_ROOT)
 }
 
-/// Refuses other mounts where artifacts are.
+/// Refuses other mounts below the artifact root.
 pub(super) fn check_artifacts(mounts: &[BoxMountSpec]) -> Result<(), Invalid> {
     let reserved = |mount: &BoxMountSpec| {
         Path::new(&mount.mount_path).starts_with(ARTIFACT_ROOT) && !is_artifact(mount)
@@ -33,19 +35,19 @@ pub(super) fn check_artifacts(mounts: &[BoxMountSpec]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// The places of this machine that an installation may use.
+/// The host paths that an installation may use.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Places {
-    /// What the operator has opened, also where that is usually blocked.
+    /// Paths that the operator allows, even if they are blocked by default.
     pub(super) opened: Vec<PathBuf>,
-    /// And everything else that is not blocked.
+    /// Whether all other paths that are not blocked are allowed.
     pub(super) others: bool,
-    /// The server's own paths.
+    /// The server's private paths.
     pub(super) private: Vec<PathBuf>,
 }
 
 impl Places {
-    /// Whether this real path is out of reach.
+    /// Returns whether this resolved path is refused.
     pub(super) fn are_closed_to(&self, real: &Path) -> bool {
         let opened = self.opened.iter().any(|root| real.starts_with(root));
         is_blocked(real, &self.opened, &self.private) || !(opened || self.others)
@@ -53,7 +55,7 @@ impl Places {
 }
 
 impl Host {
-    /// Puts real paths in the place of those a spec names, and makes the workspace if it is not there yet.
+    /// Replaces the paths of a spec with resolved ones, and creates a missing workspace.
     pub(super) async fn open_mounts(&self, draft: &mut SpecDraft) -> Result<(), BoxError> {
         let mounts = draft.extra_mounts.take().unwrap_or_default();
         if draft.host_path.is_none() && mounts.is_empty() {
@@ -93,7 +95,9 @@ fn opened_mount(mut mount: BoxMountSpec, places: &Places) -> Result<BoxMountSpec
     Ok(mount)
 }
 
-/// Makes the places in a workspace that other mounts cover, as container engines do. They belong to whom it belongs.
+/// Creates mount points in a workspace for other mounts, as container engines do.
+///
+/// The mount points get the owner of the workspace.
 pub(super) fn make_points(
     workspace: &Path,
     place: &str,
@@ -116,13 +120,13 @@ pub(super) fn make_points(
                 Ok(()) => {
                     let (user, group) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
                     let (user, group) = (Some(user), Some(group));
-                    // An ordinary user's are its own already.
+                    // An unprivileged user already owns the directories that it creates.
                     let _ = rustix::fs::chownat(&at, part, user, group, AtFlags::SYMLINK_NOFOLLOW);
                 }
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(unusable(error)),
             }
-            // Whoever writes to the workspace may have put a link there.
+            // A process that writes to the workspace may have put a link here.
             let flags = flags | OFlags::NOFOLLOW;
             at = rustix::fs::openat(&at, part, flags, Mode::empty()).map_err(unusable)?;
         }
@@ -130,7 +134,7 @@ pub(super) fn make_points(
     Ok(())
 }
 
-/// Where a path really leads, if it may be mounted.
+/// Resolves a path and checks that it may be mounted.
 fn opened_path(
     field: &'static str,
     path: &str,
@@ -147,7 +151,7 @@ fn opened_path(
     if make && !real.is_dir() {
         fs::create_dir_all(&real)
             .map_err(|_| unusable("is no directory and cannot be made one"))?;
-        // Somebody may have put a link there meanwhile.
+        // Another process may have put a link here since the check.
         real = look()?;
         if places.are_closed_to(&real) {
             return Err(blocked());

@@ -1,4 +1,4 @@
-//! LangBot's way to carry a long message over short lines.
+//! LangBot's framing of long messages as several short lines.
 //!
 //! ```text
 //! {"type": "chunk_start", "total_size": <bytes of the message>}
@@ -11,16 +11,16 @@ use std::borrow::Cow;
 use box_rpc::ConnectionError;
 use serde::Deserialize;
 
-/// No line is longer, whatever the limit on messages.
+/// The maximum length of a line, independent of the message limit.
 pub(super) const LINE_BYTES: usize = 64 * 1024;
 
-/// Longer messages are cut into pieces of at most this many bytes.
+/// The maximum length of a piece; longer messages are split.
 pub(super) const PIECE_BYTES: usize = 16 * 1024;
 
-/// How much of the beginning of a message that is too long is kept, to find its id.
+/// How many bytes of an oversized message are kept to find its id.
 const HEAD_BYTES: usize = 512;
 
-/// A `chunk_start` has two short members; a longer line is not searched for one.
+/// The maximum length of a `chunk_start` line; longer lines are not parsed as one.
 const START_LINE_BYTES: usize = 256;
 
 /// The lines that carry one message.
@@ -39,7 +39,7 @@ enum Next {
 }
 
 impl<'a> Pieces<'a> {
-    /// Cuts `message`.
+    /// Splits `message`.
     pub(super) fn of(message: &'a str) -> Self {
         Self {
             message,
@@ -47,7 +47,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// The line for the piece at `offset`, and where the next one begins.
+    /// Returns the line for the piece at `offset` and the offset of the next piece.
     fn piece(&self, offset: usize) -> (String, usize) {
         let mut length = PIECE_BYTES;
         loop {
@@ -60,7 +60,7 @@ impl<'a> Pieces<'a> {
             if line.len() < LINE_BYTES {
                 return (line, end);
             }
-            // Only text full of control characters grows that much when it is escaped.
+            // Only text with many control characters grows this much when escaped.
             length /= 4;
         }
     }
@@ -96,7 +96,7 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// A line that belongs to a message in pieces.
+/// A line that belongs to a split message.
 #[derive(Deserialize)]
 struct Piece<'a> {
     #[serde(rename = "type", borrow)]
@@ -107,39 +107,39 @@ struct Piece<'a> {
     offset: Option<usize>,
 }
 
-/// Puts pieces together again.
+/// Reassembles split messages.
 #[derive(Debug)]
 pub(super) struct Assembly {
     limit: usize,
     open: Option<Open>,
 }
 
-/// A message of which some pieces have come.
+/// A message that has not arrived completely.
 #[derive(Debug)]
 struct Open {
     total: usize,
     seen: usize,
-    /// The text so far, or only its beginning when the whole will be too large.
+    /// The text received so far, or only its beginning if the message is oversized.
     text: String,
 }
 
 impl Assembly {
-    /// Nothing yet; messages may have `limit` bytes.
+    /// Creates an empty assembly for messages of at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, open: None }
     }
 
-    /// Messages may have `limit` bytes from now on.
+    /// Changes the message limit to `limit` bytes.
     pub(super) fn accept_up_to(&mut self, limit: usize) {
         self.limit = limit;
     }
 
-    /// Whether a message has been begun and not ended.
+    /// Returns whether a message has started and not ended.
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Takes the next line: a whole message, or a part of one.
+    /// Takes the next line and returns a message if the line completes one.
     pub(super) fn take(&mut self, line: String) -> Result<Option<String>, ConnectionError> {
         if let Some(open) = self.open.take() {
             return self.go_on(open, &line);
@@ -212,7 +212,7 @@ impl Assembly {
     }
 }
 
-/// Adds to the kept beginning of a message that is too long what still fits.
+/// Appends text to the beginning of an oversized message as far as it fits.
 fn extend_head(head: &mut String, more: &str) {
     let room = HEAD_BYTES.saturating_sub(head.len());
     head.push_str(&more[..more.floor_char_boundary(room)]);

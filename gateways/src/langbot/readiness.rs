@@ -1,4 +1,4 @@
-//! Whether boxes can be had: `box_init`, `box_health`, `box_get_backend_info` and what probes are told.
+//! Readiness: `box_init`, `box_health`, `box_get_backend_info` and the readiness probe.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use super::sessions::named;
 use super::{Host, LangBot};
 use box_service::blocking;
 
-/// Everything that grants promise, in the order in which it is told.
+/// Every guarantee of a grant, in the order of the answer.
 const CHECKS: [&str; 14] = [
     "configuration",
     "required_backend",
@@ -32,7 +32,7 @@ const CHECKS: [&str; 14] = [
     "managed_process_cap",
 ];
 
-/// What the last look found, and whether quotas on disk may be missing.
+/// The result of the last check, and whether disk quotas are optional.
 #[derive(Debug)]
 pub(super) struct Readiness {
     soft_storage: bool,
@@ -94,7 +94,7 @@ pub(super) async fn backend_info(connection: Connection) -> Result<Value, BoxErr
 }
 
 impl Host {
-    /// Which backend there is, and whether it can be used.
+    /// Returns the name of the backend and whether it is available.
     pub(super) async fn backend_info(&self) -> Value {
         if let Some(policy) = self.admission.required() {
             let found = self.managed_readiness(&policy).await;
@@ -105,7 +105,7 @@ impl Host {
         json!({"name": name, "available": info.available})
     }
 
-    /// Refuses where grants are required and what they promise cannot be kept.
+    /// Returns an error if grants are required and their guarantees cannot be met.
     pub(super) async fn require_readiness(&self) -> Result<(), BoxError> {
         let Some(policy) = self.admission.required() else {
             return Ok(());
@@ -124,7 +124,7 @@ impl Host {
         )))
     }
 
-    /// What grants promise, check by check.
+    /// Returns the result of each check that grants depend on.
     async fn managed_readiness(&self, policy: &Policy) -> Value {
         if let Some(found) = self.readiness.recent(policy) {
             return found;
@@ -140,7 +140,7 @@ impl Host {
         let soft = self.readiness.soft_storage;
         let checks = BTreeMap::from([
             ("configuration", fault.is_none()),
-            // The client knows one name for boxes made by this machine's kernel, and insists on it.
+            // The client accepts only one name for boxes of the local kernel.
             ("required_backend", info.available),
             ("workspace_mount", workspace.is_ok()),
             ("backend_available", info.available),
@@ -182,7 +182,7 @@ impl Host {
         found
     }
 
-    /// Figures for whoever watches over the server.
+    /// Returns the resource counts for monitoring.
     async fn resources(&self) -> (usize, usize, usize) {
         let sessions = self.sessions().await.map_or(0, |sessions| sessions.len());
         let (running, ended) = self.processes.counts();
@@ -191,7 +191,7 @@ impl Host {
 }
 
 impl LangBot {
-    /// The figures that LangBot's health answers carry, over all installations.
+    /// Returns the resource counts of LangBot's health answers, over all installations.
     pub async fn resources(&self) -> Value {
         let mut sum = (0, 0, 0);
         for host in self.all() {
@@ -210,7 +210,9 @@ impl LangBot {
         })
     }
 
-    /// What LangBot's readiness probe is told where an installation requires grants: the first that is not ready, or any.
+    /// Returns the answer to LangBot's readiness probe if an installation requires grants.
+    ///
+    /// The answer is that of the first installation that is not ready, or else of any one.
     pub async fn grants_readiness(&self) -> Option<Value> {
         let mut told = None;
         for host in self.all() {

@@ -1,6 +1,6 @@
-//! A managed process on a websocket: each line it writes is one message, each message is one line it reads.
+//! A relay between a managed process and a websocket, with one message per line.
 //!
-//! Whoever speaks MCP over it parses each message as one document, so a message is never a part of a line nor several.
+//! MCP clients parse each message as one JSON document, so a message always holds exactly one line.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,29 +24,29 @@ use super::errors::{admission, already_attached, no_session, not_running};
 use super::fence::Lease;
 use super::processes::Attachment;
 
-/// How often the client is asked for a sign of life.
+/// The interval between pings to the client.
 const PING: Duration = Duration::from_secs(30);
 
-/// Bytes of messages that may wait for the process to read.
+/// The maximum bytes of messages that wait for the process to read them.
 const WAITING_BYTES: usize = 16 * 1024 * 1024;
 
-/// How long a process may take to read what was sent before the client left.
+/// How long the process may take to read pending input after the client has left.
 const LAST_INPUT: Duration = Duration::from_secs(1);
 
-/// How long the client may take for the last words.
+/// How long the client may take to receive the last messages.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Why there is no relay.
+/// The reason why a relay was refused.
 #[derive(Debug)]
 pub enum RelayRefused {
-    /// Whoever asks may not, or does not say for whom: told without a reason.
+    /// The caller is not authorized or names no workspace; the answer gives no reason.
     Unauthorized,
-    /// There is nothing to attach to; told before the upgrade.
+    /// The process cannot be attached to; the server answers before the upgrade.
     Refused(BoxError),
 }
 
 impl RelayRefused {
-    /// The class and the text that LangBot's client is told.
+    /// Returns the error class and text for LangBot's client.
     pub fn words(&self) -> (&'static str, &str) {
         match self {
             Self::Unauthorized => ("Unauthorized", "Unauthorized"),
@@ -61,7 +61,7 @@ impl From<BoxError> for RelayRefused {
     }
 }
 
-/// A process that is attached to, before there is a websocket for it.
+/// An attached process whose websocket is not open yet.
 #[derive(Debug)]
 pub struct Relay {
     host: Arc<Host>,
@@ -73,7 +73,7 @@ pub struct Relay {
 }
 
 impl Host {
-    /// Attaches to a process, for the workspace and placement that the headers name.
+    /// Attaches to a process in the workspace and placement that the headers name.
     pub async fn relay(
         self: &Arc<Self>,
         workspace: &str,
@@ -119,8 +119,10 @@ impl Host {
 }
 
 impl Relay {
-    /// Passes lines and messages on until the process ends, the client goes, a newer placement comes, or `stop` returns. The
-    /// process outlives it.
+    /// Relays lines and messages between the process and the client.
+    ///
+    /// The relay ends when the process ends, the client leaves, a newer placement connects, or `stop` returns. The
+    /// process keeps running after the relay has ended.
     pub async fn run<S>(self, stream: S, limits: &Limits, stop: impl Future<Output = ()>)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
@@ -149,7 +151,7 @@ impl Relay {
         let _ = timeout(LAST_WORDS, send.close()).await;
     }
 
-    /// Each line of the process's output becomes a message, until it ends or the client does not take it.
+    /// Sends each output line as a message until the process ends or the client stops reading.
     async fn output(&self, send: &mut dyn SendHalf, longest: usize) {
         let (chunks, mut pieces) = mpsc::channel(4);
         let begin = self.attachment.passed_on();
@@ -189,7 +191,7 @@ impl Relay {
                 tracing::debug!(%error, "a relay's process cannot be read");
             }
         };
-        // Whoever does not take a line ends the relay; the end of the reading ends the passing on.
+        // A client that does not accept a line ends the relay; the end of the output ends the forwarding.
         tokio::pin!(read, pass_on);
         tokio::select! {
             _ = &mut pass_on => {}
@@ -216,7 +218,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Each message becomes a line of the process's input, until that cannot be written.
+    /// Writes each message as a line of the process's input until a write fails.
     async fn input(&self, waiting: &mut mpsc::UnboundedReceiver<(String, OwnedSemaphorePermit)>) {
         let caller = self.host.caller();
         while let Some((mut message, _room)) = waiting.recv().await {
@@ -236,7 +238,7 @@ impl Relay {
     }
 }
 
-/// Takes messages until the client goes. They wait for the process, within bounds.
+/// Receives messages until the client leaves, and queues a bounded number for the process.
 async fn received(
     receive: &mut dyn ReceiveHalf,
     queue: &mpsc::UnboundedSender<(String, OwnedSemaphorePermit)>,
@@ -253,7 +255,7 @@ async fn received(
     }
 }
 
-/// Returns once the client gives no sign of life.
+/// Returns once the client stops answering pings.
 async fn unheard<W: AsyncWrite + Unpin + Send + 'static>(pinger: &Pinger<W>, room: &Semaphore) {
     let mut ticks = interval(PING);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -261,7 +263,7 @@ async fn unheard<W: AsyncWrite + Unpin + Send + 'static>(pinger: &Pinger<W>, roo
     let mut heard = None;
     loop {
         ticks.tick().await;
-        // While nothing more can wait, nothing is read, and an answer is not seen.
+        // While the queue is full, the relay reads nothing and cannot see the answer to a ping.
         let listening = room.available_permits() > 0;
         let now = pinger.heard();
         if listening && heard == Some(now) {
@@ -274,16 +276,16 @@ async fn unheard<W: AsyncWrite + Unpin + Send + 'static>(pinger: &Pinger<W>, roo
     }
 }
 
-/// Output as lines. One that is longer than a message may be comes in pieces.
+/// Splits output into lines; a line longer than the message limit is split further.
 #[derive(Debug)]
 struct Lines {
     bytes: Vec<u8>,
-    /// Bytes that were searched for the end of a line.
+    /// The number of buffered bytes already searched for a line end.
     searched: usize,
-    /// Where the output goes on after the lines that were given.
+    /// The output offset after the last returned line.
     given: u64,
     longest: usize,
-    /// What comes belongs to a line whose beginning is gone.
+    /// Whether the next bytes belong to a line with a lost beginning.
     in_gap: bool,
     ended: bool,
 }
@@ -311,7 +313,7 @@ impl Lines {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// So many bytes are gone, and with them the rest of the line they were in.
+    /// Skips lost bytes and the rest of the line that they belong to.
     fn skip(&mut self, bytes: u64) {
         self.given += self.bytes.len() as u64 + bytes;
         self.bytes.clear();
@@ -319,7 +321,7 @@ impl Lines {
         self.in_gap = true;
     }
 
-    /// There is no more.
+    /// Marks the end of the output.
     fn finish(&mut self) {
         self.ended = true;
     }
@@ -371,7 +373,7 @@ mod tests {
         let (asked, ()) = tokio::join!(ping, unheard(&pinger, &room));
         assert_eq!(asked, ([0x89, 0], PING));
         assert_eq!(begun.elapsed(), 2 * PING);
-        // One that cannot be heard, because nothing more can wait, is not given up.
+        // The relay keeps a client while the queue is full, because it cannot read the client's answers.
         let full = Semaphore::new(0);
         assert!(timeout(10 * PING, unheard(&pinger, &full)).await.is_err());
     }
@@ -384,7 +386,7 @@ mod tests {
         assert_eq!(lines.given, 14);
         lines.take("o ä".as_bytes());
         assert!(all(&mut lines).is_empty());
-        // A code point on the border of two pieces.
+        // A code point that spans two pieces.
         let omega = "ω\n\nlast".as_bytes();
         lines.take(&omega[..1]);
         assert!(all(&mut lines).is_empty());

@@ -1,9 +1,10 @@
-//! The trail of what LangBot has decided for itself, for whoever keeps the log: a line for each request and each end of a
-//! command. No texts, no values of variables, no paths.
+//! The audit log of LangBot's own decisions.
+//!
+//! It has one line for each request and each end of a command, without texts, variable values or paths.
 
 use box_protocol::{BoxExecutionResult, SpecDraft};
 
-/// LangBot asks for this, and gets it.
+/// Logs a request that LangBot makes and the gateway allows.
 pub(super) fn allowed(owner: &str, draft: &SpecDraft) {
     tracing::info!(
         target: "box_gateways::audit",
@@ -20,7 +21,7 @@ pub(super) fn allowed(owner: &str, draft: &SpecDraft) {
     );
 }
 
-/// A command came to its end.
+/// Logs the end of a command.
 pub(super) fn finished(owner: &str, result: &BoxExecutionResult) {
     tracing::info!(
         target: "box_gateways::audit",

@@ -1,4 +1,4 @@
-//! What a spec may still say where grants are required, and where the workspaces are.
+//! Checks of specs where grants are required, and the location of workspaces.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use crate::langbot::exec::IMAGE;
 use crate::langbot::mounts::is_artifact;
 use box_service::blocking;
 
-/// The most mounts beside the workspace.
+/// The maximum number of mounts besides the workspace.
 const MOST_MOUNTS: usize = 256;
 
-/// The box's own directory.
+/// The path of the workspace inside a box.
 const WORKSPACE: &str = box_protocol::DEFAULT_MOUNT_PATH;
 
 impl Host {
-    /// Where grants are required, every box is the policy's, and what a caller may still say is checked.
+    /// Applies the policy to a spec and checks the fields that a caller may still set.
     pub(in crate::langbot) async fn admit_spec(
         &self,
         placement: &Placement,
@@ -69,7 +69,7 @@ impl Host {
             Ok((workspace, asked.1))
         });
         let (workspace, mounts) = found.await?;
-        // A workspace has one box, whatever it is called.
+        // A workspace has exactly one box, regardless of the requested name.
         draft.box_id = Some(policy.logical_session_id.clone());
         draft.host_path = Some(workspace.to_string_lossy().into_owned());
         draft.extra_mounts = Some(mounts);
@@ -86,7 +86,7 @@ impl Host {
     }
 }
 
-/// Where the workspaces of all tenants are.
+/// Returns the root of all tenants' workspaces.
 pub(in crate::langbot) fn managed_root(config: &Config) -> Result<PathBuf, BoxError> {
     let Some(root) = config.default_workspace() else {
         return Err(readiness(
@@ -115,7 +115,7 @@ pub(in crate::langbot) fn managed_root(config: &Config) -> Result<PathBuf, BoxEr
     Ok(root)
 }
 
-/// Where the directories of tenants are: below the workspaces, if nobody has put a link there.
+/// Returns the directory of tenants below the workspaces; refuses a symbolic link.
 pub(in crate::langbot) fn tenants(root: &Path) -> Result<PathBuf, BoxError> {
     let tenants = real(&root.join("tenants"));
     if tenants.starts_with(root) {

@@ -1,4 +1,4 @@
-//! LangBot's managed processes: commands of the role `process`, as it writes and reads them.
+//! LangBot's managed processes: commands with the role `process`, in LangBot's format.
 
 use box_protocol::actions::{CommandStartParams, OnDisconnect, Stdin};
 use box_protocol::{
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::langbot::view::as_text;
 
-/// The id of a process that was given none.
+/// The default process id.
 pub(in crate::langbot) const DEFAULT_PROCESS_ID: &str = "default";
 
-/// A process to keep running in a box.
+/// The specification of a managed process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Fields")]
 pub(super) struct BoxManagedProcessSpec {
-    /// The process; its command has the same id.
+    /// The id of the process and of its command.
     pub(super) process_id: CommandId,
     /// The program, trimmed and not empty.
     pub(super) command: String,
     /// Its arguments.
     pub(super) args: Vec<String>,
-    /// Its variables.
+    /// Its environment variables.
     pub(super) env: Env,
-    /// Where it runs.
+    /// Its working directory.
     pub(super) cwd: String,
-    /// Its own share of the box's memory; 0 for the box's limit alone.
+    /// Its own memory limit; 0 applies only the limit of the box.
     pub(super) memory_mb: u64,
 }
 
@@ -42,7 +42,7 @@ struct Fields {
 }
 
 impl BoxManagedProcessSpec {
-    /// The process called `default`, running this program in the workspace.
+    /// Creates a process with the id `default` that runs this program in the workspace.
     #[cfg(test)]
     fn new<T: Into<String>>(
         command: impl Into<String>,
@@ -56,12 +56,12 @@ impl BoxManagedProcessSpec {
         })
     }
 
-    /// What its command runs.
+    /// Returns the program and its arguments.
     fn program(&self) -> Result<Program, Invalid> {
         Program::argv(std::iter::once(&self.command).chain(&self.args))
     }
 
-    /// The command that is this process.
+    /// Returns the parameters of the command that runs this process.
     pub(super) fn start(&self, box_id: BoxId) -> Result<CommandStartParams, Invalid> {
         Ok(CommandStartParams {
             command_id: Some(self.process_id.clone()),
@@ -107,13 +107,13 @@ impl TryFrom<Fields> for BoxManagedProcessSpec {
     }
 }
 
-/// Whether a managed process runs.
+/// Whether a managed process is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ProcessStatus {
-    /// It runs, or is about to.
+    /// The process is running or starting.
     Running,
-    /// It does not any more.
+    /// The process has ended.
     Exited,
 }
 
@@ -125,39 +125,39 @@ fn as_optional_text<S: Serializer>(at: &Option<UnixMs>, to: S) -> Result<S::Ok, 
     }
 }
 
-/// A managed process as LangBot reads it: times are texts.
+/// A managed process in LangBot's format, with times as text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct BoxManagedProcessInfo {
     /// Its box.
     pub(super) session_id: BoxId,
-    /// The process.
+    /// The id of the process.
     pub(super) process_id: CommandId,
-    /// Whether it runs.
+    /// Whether the process is running.
     pub(super) status: ProcessStatus,
     /// The program.
     pub(super) command: String,
     /// Its arguments.
     pub(super) args: Vec<String>,
-    /// Where it runs.
+    /// Its working directory.
     pub(super) cwd: String,
-    /// The names of its variables, sorted.
+    /// The names of its environment variables, sorted.
     pub(super) env_keys: Vec<String>,
-    /// Somebody reads its output.
+    /// Whether a relay reads its output.
     pub(super) attached: bool,
-    /// When it began.
+    /// When the process started.
     #[serde(serialize_with = "as_text")]
     pub(super) started_at: UnixMs,
-    /// When it ended.
+    /// When the process ended.
     #[serde(serialize_with = "as_optional_text")]
     pub(super) exited_at: Option<UnixMs>,
-    /// What it returned, or 128 and the signal.
+    /// Its exit code, or 128 plus the signal number.
     pub(super) exit_code: Option<i32>,
-    /// The newest of its standard error.
+    /// The most recent text of its standard error.
     pub(super) stderr_preview: String,
 }
 
 impl BoxManagedProcessInfo {
-    /// LangBot's view of a command; `stderr_preview` is read from its log by the caller.
+    /// Converts a command; the caller reads `stderr_preview` from the command's log.
     pub(super) fn from_command(info: &CommandInfo, stderr_preview: impl Into<String>) -> Self {
         let (command, args) = match &info.program {
             Program::Text { 0: text, .. } => (text.clone(), Vec::new()),
