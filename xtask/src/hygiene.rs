@@ -1,4 +1,5 @@
-//! What must not be in the repository: long files, paths of a developer's machine, banned words, and names of tests that do not exist.
+//! What must not be in the repository: long files, paths of a developer's machine, banned words, and names of tests
+//! that do not exist.
 
 use std::{
     env,
@@ -187,7 +188,7 @@ fn someones_home(line: &str) -> Option<&str> {
                 .next()
                 .filter(|name| !name.is_empty() && !KNOWN_HOMES.contains(name))?;
             let path = &line[start..name_start + name.len()];
-            // `/home/x` alone may be any text; a path into it is somebody's file.
+            // `/home/x` alone may be any text; a path below it names a user's file.
             line[start + path.len()..].starts_with('/').then_some(path)
         })
     })

@@ -1,4 +1,4 @@
-//! What is listened at, and what each listener asks of its callers.
+//! The RPC listeners, and how each authenticates its callers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use box_transports::{Endpoint, ListenOptions, PeerInfo};
 use super::tokens::Tokens;
 use crate::config::ServerSection;
 
-/// Everything that listens.
+/// All open listeners.
 #[derive(Debug)]
 pub(super) struct Doors {
     servers: Vec<Server>,
 }
 
 impl Doors {
-    /// Listens at every endpoint, or at none.
+    /// Listens at every endpoint; if one fails, at none.
     pub(super) async fn open(
         section: &ServerSection,
         listen: &[String],
@@ -49,7 +49,7 @@ impl Doors {
         Ok(Self { servers })
     }
 
-    /// Where it is really listened.
+    /// Returns the addresses that are actually bound.
     pub(super) fn addresses(&self) -> Vec<String> {
         self.servers
             .iter()
@@ -57,12 +57,12 @@ impl Doors {
             .collect()
     }
 
-    /// The figures of each listener.
+    /// Returns the metrics of each listener.
     pub(super) fn gauges(&self) -> Vec<Gauge> {
         self.servers.iter().map(Server::gauge).collect()
     }
 
-    /// Lets running calls end, in this time.
+    /// Closes the listeners and lets running calls finish within this time.
     pub(super) async fn close(self, within: Duration, restart: bool) {
         let closing = self
             .servers
@@ -72,16 +72,18 @@ impl Doors {
     }
 }
 
-/// What a listener asks of whoever connects.
+/// How a listener authenticates its callers.
 #[derive(Debug, Clone)]
 enum Rule {
-    /// Nothing: only this user can reach it.
+    /// No authentication: only this user can connect.
     Open,
-    /// Nothing: nobody but this machine can reach it, and no token was given. Other users of it do not see all.
+    /// No authentication: only this machine can connect, and no token is configured.
+    ///
+    /// Other users of the machine do not see all boxes.
     Loopback,
-    /// A hello with a token.
+    /// A hello message with a token.
     Token(box_rpc::Tokens),
-    /// A certificate, which the handshake asks for.
+    /// A client certificate, required by the TLS handshake.
     Certificate,
 }
 
@@ -113,7 +115,7 @@ impl Rule {
         let auth = match self {
             Self::Open => Caller::Local.into(),
             Self::Loopback => Caller::Loopback.into(),
-            // Clients with a certificate are not distinguished.
+            // All clients with a certificate share one identity.
             Self::Certificate => Caller::Certificate.into(),
             Self::Token(tokens) => Auth::Tokens(tokens.clone()),
         };
@@ -125,7 +127,7 @@ impl Rule {
     }
 }
 
-/// Whether a host is this machine, as the listener understands it.
+/// Returns whether a host is a loopback address or name, as the listener resolves it.
 pub(super) fn is_loopback(host: &str) -> bool {
     host == "localhost"
         || host
@@ -133,7 +135,7 @@ pub(super) fn is_loopback(host: &str) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether an endpoint can be listened at, as far as that can be told without doing it.
+/// Checks an endpoint without listening at it.
 pub(super) fn check(text: &str, section: &ServerSection, tokens: &Tokens) -> Result<()> {
     let checked = || {
         let endpoint: Endpoint = text.parse()?;
@@ -145,14 +147,16 @@ pub(super) fn check(text: &str, section: &ServerSection, tokens: &Tokens) -> Res
         .with_context(|| format!("endpoint {text}"))
 }
 
-/// The names by which whoever listens at `host` may be called: loopback ones, those the operator allows, and that one.
+/// Returns the names that a request to a listener at `host` may use.
+///
+/// They are the loopback names, the names that the operator allows, and `host` itself.
 pub(super) fn names(allowed: &[String], host: &str) -> Vec<String> {
     let mut names: Vec<String> = ["localhost", "127.0.0.1", "[::1]"]
         .map(str::to_owned)
         .into();
     names.extend(allowed.iter().map(|name| name.to_ascii_lowercase()));
     match host.trim_matches(['[', ']']) {
-        // Everybody's address is nobody's name.
+        // An unspecified address is not a name of this server.
         "0.0.0.0" | "::" => {}
         host if host.contains(':') => names.push(format!("[{host}]")),
         host => names.push(host.to_ascii_lowercase()),
@@ -160,7 +164,7 @@ pub(super) fn names(allowed: &[String], host: &str) -> Vec<String> {
     names
 }
 
-/// A websocket's request must name this server as we or the operator do, and come from no page.
+/// Returns the websocket checks: an allowed host name, and no request from a web page.
 fn browsers_kept_out(endpoint: &Endpoint, section: &ServerSection) -> Gate {
     let Endpoint::WebSocket { address, path, .. } = endpoint else {
         return Gate::new();

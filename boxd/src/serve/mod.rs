@@ -1,10 +1,10 @@
-//! `serve`: a runtime and its policy behind every door that was asked for, until it is told to stop.
+//! `boxd serve`: a runtime and its policy behind the configured listeners.
 //!
-//! 1. This file: what is started in which order, and how it ends.
-//! 2. `tokens`: who may come from the network.
-//! 3. `doors`: what is listened at, and what each listener asks of callers.
-//! 4. `http`: the one HTTP port; `share`: addresses of it that are handed out.
-//! 5. `owned`: files that must be this user's. `ready`: telling the world that it can begin, once.
+//! 1. This file: the order of startup and shutdown.
+//! 2. `tokens`: the tokens of network callers.
+//! 3. `doors`: the RPC listeners, and how each authenticates its callers.
+//! 4. `http`: the HTTP port. `share`: addresses of it that are credentials.
+//! 5. `owned`: files that must belong to this user. `ready`: notification that startup is complete.
 
 mod check;
 mod doors;
@@ -36,7 +36,7 @@ use crate::connect::{SOCKET, usual_state_dir};
 use crate::local::Boxes;
 use crate::{FAILED, complaint, langbot, log, output};
 
-/// Reads the configuration, with what the command line adds to it.
+/// Reads the configuration and applies the command-line options to it.
 fn read(asked: &ServeArguments) -> Result<(Config, Values)> {
     let file = asked.config.config.as_deref();
     let (mut config, values) = config::load(file, config::variables()?, flags(asked))?;
@@ -48,11 +48,11 @@ fn read(asked: &ServeArguments) -> Result<(Config, Values)> {
     Ok((config, values))
 }
 
-/// `boxd serve`.
+/// Runs `boxd serve`.
 pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result<ExitCode> {
     let (mut config, values) = read(asked)?;
     log::start(&config.log)?;
-    // Before anything is begun that must be ended in order.
+    // Install the handlers before the server starts anything that needs an orderly shutdown.
     let mut reload = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -112,7 +112,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
         http.ready(doors.gauges());
         addresses.push(http.address());
     }
-    // A server is there for its callers, whether or not anybody reads this.
+    // A server also works if no process reads its output.
     let _ = output::say(&ready::line(&addresses));
     ready::notify("READY=1");
     tokio::spawn(memory::give_back());
@@ -148,18 +148,20 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends this process and leaves its boxes to the next server: dropping the runtime would end them.
+/// Exits and leaves the boxes to the next server; dropping the runtime would end them.
 fn leave_boxes(code: u8) -> ! {
     std::process::exit(code.into())
 }
 
-/// Whoever asks twice does not want to wait. What has not ended by now is the next server's.
+/// Exits at once on a second signal, and leaves unfinished work to the next server.
 fn leave_at_once(signal: SignalKind) -> ! {
     tracing::warn!("told again to stop: what still runs is left to the next server");
     std::process::exit(128 + signal.as_raw_value())
 }
 
-/// Lets running calls end, then ends every box, unless they are to be kept for the next server. All of it is bounded.
+/// Waits for running calls, then deletes all boxes unless the next server keeps them.
+///
+/// Each step has a time limit.
 async fn stop(config: &Config, doors: Doors, http: Vec<Http>, boxes: &Boxes) {
     let within = Duration::from_secs(config.server.drain_sec);
     let keep = config.server.keep_boxes;
@@ -180,7 +182,9 @@ async fn stop(config: &Config, doors: Doors, http: Vec<Http>, boxes: &Boxes) {
     }
 }
 
-/// The port for LangBot alone. Its own token opens it; without one, those of other callers do.
+/// Binds the port for LangBot alone.
+///
+/// The port accepts LangBot's own token, or the other callers' tokens if LangBot has none.
 async fn langbot_port(address: &str, section: &ServerSection, tokens: &Tokens) -> Result<Port> {
     let own = langbot::token()?;
     let usual = langbot::usual_address(own.as_deref());
@@ -218,7 +222,7 @@ fn flags(asked: &ServeArguments) -> Vec<Flag> {
     flags
 }
 
-/// What is listened at: what was said, or one socket in the state directory.
+/// Returns the configured endpoints, or one socket in the state directory.
 fn endpoints(server: &ServerSection, state: &Path) -> Vec<String> {
     if server.listen.is_empty() {
         vec![format!("unix:{}", state.join(SOCKET).display())]
@@ -227,7 +231,7 @@ fn endpoints(server: &ServerSection, state: &Path) -> Vec<String> {
     }
 }
 
-/// The paths of this server that no box may see.
+/// Returns the paths of this server that no box may mount.
 fn private_paths(state: &Path, section: &ServerSection) -> Result<Vec<PathBuf>> {
     let files = section.token_file.iter().chain(&section.tls_key);
     let all = [state].into_iter().chain(files.map(PathBuf::as_path));
@@ -235,7 +239,7 @@ fn private_paths(state: &Path, section: &ServerSection) -> Result<Vec<PathBuf>> 
     all.map(real).collect()
 }
 
-/// Makes a directory that is for this user only.
+/// Creates a directory that only this user can access.
 fn own_directory(path: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     let mut builder = std::fs::DirBuilder::new();

@@ -1,4 +1,4 @@
-//! Files that a server believes: they must be of its own user, or of root, and nobody else may write to them.
+//! Trusted files: only the server's user or root may own them or write to them.
 
 use std::fs::{File, Metadata};
 use std::io::Read as _;
@@ -8,10 +8,10 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::Mode;
 
-/// The bytes of a secret file. Refused if another user owns it, or can do anything with it.
+/// Reads a secret file; refuses one that another user owns or can access.
 pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     let mut file = File::open(path)?;
-    // Of the file that is read, whatever has its name by now.
+    // Check the open file, because the path may name another file by now.
     let meta = file.metadata()?;
     has_trusted_owner(&meta)?;
     ensure!(
@@ -81,7 +81,7 @@ mod tests {
         assert!(error.contains("chmod 700"), "{error}");
         allow(directory.path(), 0o700);
         if !rustix::process::geteuid().is_root() {
-            // Only root can give a file away.
+            // Only root can change the owner of a file.
             return;
         }
         chown(&file, Some(65534), None).unwrap();

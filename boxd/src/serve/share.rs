@@ -11,19 +11,19 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use super::http::caps::{Key, Scope};
 use crate::local::Boxes;
 
-/// What is written as it is in the segment of a path.
+/// The characters that a path segment holds unescaped.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
 
-/// Hands addresses out.
+/// The handler that creates addresses.
 #[derive(Debug)]
 struct Share {
     runtime: BoxRuntime,
     key: Key,
-    /// How the HTTP port is called, if there is one.
+    /// The public URL of the HTTP port, if the server has one.
     url: Option<String>,
 }
 
-/// Everything that is served: the contract as the policy layer serves it, and addresses.
+/// Returns all actions of the server: those of the policy layer, and `port.share`.
 pub(super) fn router(boxes: &Boxes, key: Key, url: Option<String>) -> Router {
     let runtime = boxes.runtime.clone();
     let share = Arc::new(Share { runtime, key, url });
@@ -52,7 +52,7 @@ impl Handle<PortShare> for Share {
         };
         let expires_at = for_ms.map(|time| UnixMs(UnixMs::now().0.saturating_add(time.get())));
         let cap = self.key.grant(&info, Scope::Port(port), expires_at);
-        // Names are their owners'. This id is the box's own, whoever has the address.
+        // A box name is unique only per owner; this id is unique on the server.
         let id = utf8_percent_encode(&info.backend_id, SEGMENT);
         tracing::info!(
             target: "audit",

@@ -203,7 +203,7 @@ pub(super) async fn to_its_end<T: Send + 'static>(
     done.unwrap_or_else(|_| Err(BoxError::internal("the action failed")))
 }
 
-/// Work that continues after its connection closes, and ends if the caller withdraws it.
+/// Work that outlives its connection and ends if the caller withdraws it.
 pub(super) struct UnlessWithdrawn<T: Send + 'static> {
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     withdrawal: Withdrawal,

@@ -176,7 +176,7 @@ impl Placement {
             .is_some_and(|rest| !rest.is_empty())
     }
 
-    /// Returns the generation of a box of this workspace, or `None` for another workspace.
+    /// Returns the generation of a box, or `None` if it is of another workspace.
     pub(super) fn generation_of(&self, physical: &str) -> Option<u64> {
         let rest = physical.strip_prefix(&self.namespace)?.strip_prefix("-g")?;
         rest.split_once('-')?.0.parse().ok()

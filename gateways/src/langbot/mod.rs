@@ -1,4 +1,4 @@
-//! LangBot's Box runtime: its frames, its actions and its relay of managed processes.
+//! LangBot's Box runtime: frames, actions and the relay of managed processes.
 //!
 //! LangBot applies its own policy, so its calls go to the runtime directly. This module still refuses what LangBot's
 //! own runtime would refuse: blocked host paths and exceeded limits. Other clients that send LangBot's frames are
@@ -67,7 +67,7 @@ pub const BOTH: &[&dyn Codec] = &[&JsonRpc, &Frames];
 pub const TOKEN_VARIABLE: &str = "LANGBOT_BOX_CONTROL_TOKEN";
 /// The environment variable that names the only instance to serve.
 pub const INSTANCE_VARIABLE: &str = "LANGBOT_BOX_TRUSTED_INSTANCE_UUID";
-/// The environment variable with the initial configuration, in the format of `box_init`.
+/// The environment variable with the initial configuration (see `box_init`).
 pub const CONFIG_VARIABLE: &str = "LANGBOT_BOX_CONFIG";
 /// The environment variable that allows grants without disk quotas.
 pub const SOFT_STORAGE_VARIABLE: &str = "LANGBOT_BOX_ALLOW_UNSAFE_SOFT_STORAGE_LIMITS";
@@ -85,7 +85,9 @@ pub const PORT: u16 = 5410;
 /// The operator's settings for LangBot.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// The only instance to serve; if unset, the first instance that connects with each token.
+    /// The only instance to serve.
+    ///
+    /// If unset, the gateway serves the first instance that connects with each token.
     pub instance: Option<String>,
     /// The initial configuration, in the format of `box_init`.
     pub config: Map<String, Value>,
@@ -227,7 +229,7 @@ impl Host {
         }
     }
 
-    /// Returns LangBot's actions and the control policy for one connection of this installation.
+    /// Returns LangBot's actions and the control policy for one connection.
     ///
     /// Only LangBot can open a `guarded` connection: over pipes, or with a token.
     pub fn serve(self: &Arc<Self>, guarded: bool) -> (Router, Arc<dyn ControlPolicy>) {

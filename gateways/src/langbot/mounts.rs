@@ -55,7 +55,7 @@ impl Places {
 }
 
 impl Host {
-    /// Replaces the paths of a spec with resolved ones, and creates a missing workspace.
+    /// Resolves the host paths of a spec and creates a missing workspace.
     pub(super) async fn open_mounts(&self, draft: &mut SpecDraft) -> Result<(), BoxError> {
         let mounts = draft.extra_mounts.take().unwrap_or_default();
         if draft.host_path.is_none() && mounts.is_empty() {

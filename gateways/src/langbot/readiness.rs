@@ -1,4 +1,4 @@
-//! Readiness: `box_init`, `box_health`, `box_get_backend_info` and the readiness probe.
+//! Readiness: `box_init`, `box_health`, `box_get_backend_info` and the probe.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -210,7 +210,7 @@ impl LangBot {
         })
     }
 
-    /// Returns the answer to LangBot's readiness probe if an installation requires grants.
+    /// Returns the answer to the readiness probe if an installation requires grants.
     ///
     /// The answer is that of the first installation that is not ready, or else of any one.
     pub async fn grants_readiness(&self) -> Option<Value> {

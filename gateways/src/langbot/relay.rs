@@ -151,7 +151,9 @@ impl Relay {
         let _ = timeout(LAST_WORDS, send.close()).await;
     }
 
-    /// Sends each output line as a message until the process ends or the client stops reading.
+    /// Sends each output line as a message.
+    ///
+    /// Returns when the process ends or the client stops reading.
     async fn output(&self, send: &mut dyn SendHalf, longest: usize) {
         let (chunks, mut pieces) = mpsc::channel(4);
         let begin = self.attachment.passed_on();
@@ -238,7 +240,9 @@ impl Relay {
     }
 }
 
-/// Receives messages until the client leaves, and queues a bounded number for the process.
+/// Receives messages until the client leaves.
+///
+/// A bounded number of bytes is queued for the process.
 async fn received(
     receive: &mut dyn ReceiveHalf,
     queue: &mpsc::UnboundedSender<(String, OwnedSemaphorePermit)>,

@@ -9,59 +9,59 @@ use serde_json::{Value, json};
 
 use super::routes::Door;
 
-/// An answer. Its body may be a stream, for those gateways that need one.
+/// An answer; a gateway may stream its body.
 pub(super) type Answer = Response<UnsyncBoxBody<Bytes, std::io::Error>>;
 
-/// An answer of this text.
+/// Creates an answer with this text.
 pub(super) fn text(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Answer {
     let body = Full::new(text.into()).map_err(|never| match never {});
     let mut answer = Response::new(body.boxed_unsync());
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    // What is true of a box now is not what was.
+    // The state of a box changes, so answers must not be cached.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     answer
 }
 
-/// An answer of this JSON.
+/// Creates an answer with this JSON.
 pub(super) fn json(status: StatusCode, value: &Value) -> Answer {
     text(status, "application/json", value.to_string())
 }
 
-/// Why a request is refused before any gateway has seen it.
+/// Why the server refuses a request before a gateway handles it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
-    /// It is not a request that could be meant.
+    /// The request is malformed.
     Malformed,
-    /// It has no token.
+    /// The request has no token.
     NoToken,
-    /// It has one, and it is none of ours.
+    /// The request has an invalid token.
     WrongToken,
-    /// It comes from a page in a browser.
+    /// The request comes from a web page.
     Browser,
-    /// Its path leads nowhere.
+    /// The path has no route.
     NotFound,
-    /// Not with this method.
+    /// The route does not allow the method.
     Method,
-    /// Its body is beyond the limit.
+    /// The body exceeds the limit.
     TooLarge,
-    /// It asks for another server.
+    /// The request names another host.
     Misdirected,
-    /// Only websockets are served there.
+    /// The route serves only websockets.
     NoUpgrade,
-    /// LangBot, and not the one that is served; it is told no more than that.
+    /// Another LangBot instance sent the request; the answer gives no details.
     Stranger,
-    /// Not yet, or not any more.
+    /// The server is starting or draining.
     NotReady,
-    /// It is in no state for that.
+    /// The target is in the wrong state for the request.
     Conflict,
-    /// What is asked in turn does not answer, or not in HTTP.
+    /// The upstream server does not answer, or not in HTTP.
     BadGateway,
 }
 
 impl Why {
-    /// Its status, the word for it, and its class.
+    /// Returns the HTTP status, the error code and the class.
     fn words(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Malformed => (
@@ -105,11 +105,11 @@ impl Why {
     }
 }
 
-/// A request that no gateway answers.
+/// A refused request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) why: Why,
-    /// What is wrong, and what to do. Never a secret.
+    /// The problem and its remedy; never a secret.
     message: String,
 }
 
@@ -121,7 +121,9 @@ impl Refusal {
         }
     }
 
-    /// The answer: `{"code", "message"}`, or `{"error": {"code", "message"}}` for LangBot's relay.
+    /// Creates the answer.
+    ///
+    /// Its body is `{"code", "message"}`, or `{"error": {"code", "message"}}` for LangBot's relay.
     pub(super) fn answer(&self, door: Option<Door>) -> Answer {
         let (status, code, class) = self.why.words();
         if self.why == Why::Stranger {

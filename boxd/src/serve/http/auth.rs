@@ -1,4 +1,4 @@
-//! The caller of a request, by its token.
+//! Authentication of HTTP requests by token.
 
 use box_rpc::Caller;
 use hyper::HeaderMap;
@@ -9,17 +9,17 @@ use super::routes::Door;
 
 pub(super) const LANGBOT: &str = "x-langbot-box-control-token";
 
-/// Who may come.
+/// The authentication settings of a port.
 #[derive(Debug, Clone)]
 pub(super) struct Auth {
-    /// None if this is loopback and nobody was given one.
+    /// The valid tokens; `None` on a loopback port without configured tokens.
     pub(super) tokens: Option<box_rpc::Tokens>,
     /// Whether only this machine can connect.
     pub(super) loopback: bool,
 }
 
 impl Auth {
-    /// The name of whoever asks at a door that needs one.
+    /// Returns the caller of a request, or a refusal if the route needs a valid token.
     pub(super) fn who(&self, door: Door, headers: &HeaderMap) -> Result<Caller, Refusal> {
         let open = needs_nothing(door) || door == Door::Metrics && self.loopback;
         let tokens = match &self.tokens {
@@ -45,7 +45,7 @@ impl Auth {
     }
 }
 
-/// Whether anybody may ask. What is told there is told to everybody who can connect.
+/// Returns whether a route needs no token; its answers must not contain secrets.
 pub(super) fn needs_nothing(door: Door) -> bool {
     matches!(
         door,
@@ -53,7 +53,7 @@ pub(super) fn needs_nothing(door: Door) -> bool {
     )
 }
 
-/// The headers that open a door, besides `Authorization: Bearer`, which opens all.
+/// The token headers of a route, besides `Authorization: Bearer`, which all accept.
 fn accepted(door: Door) -> &'static [&'static str] {
     match door {
         Door::Rpc | Door::Relay => &[LANGBOT],
@@ -61,7 +61,7 @@ fn accepted(door: Door) -> &'static [&'static str] {
     }
 }
 
-/// Every token a request offers at a door.
+/// Returns every token that a request offers to a route.
 fn offered(door: Door, headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let bearer = headers
         .get_all(AUTHORIZATION)

@@ -1,4 +1,4 @@
-//! The body of a request: capped, and read to its end also where nobody wants it.
+//! Request bodies: limited in length, and drained if no handler reads them.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use hyper::{HeaderMap, Request};
 
 use super::answer::{Refusal, Why};
 
-/// A request whose body nobody has taken yet.
+/// A request with a body that no handler has taken yet.
 pub(super) type Asked = Request<Unread>;
 
-/// A body as it arrives; it fails beyond [`LONGEST`].
+/// A body as it arrives; reading fails beyond [`LONGEST`].
 pub(super) type Body = Limited<Incoming>;
 
-/// A body, until somebody takes it.
+/// A body until a handler takes it.
 #[derive(Debug)]
 pub(super) struct Unread(Option<Body>);
 
@@ -24,22 +24,24 @@ impl Unread {
         Self(Some(Limited::new(body, LONGEST)))
     }
 
-    /// The body, for the first who asks.
+    /// Returns the body on the first call, then `None`.
     pub(super) fn take(&mut self) -> Option<Body> {
         self.0.take()
     }
 }
 
-/// The longest body. Messages of the RPC have a limit of their own.
+/// The maximum length of a body. RPC messages have a separate limit.
 pub(super) const LONGEST: usize = 256 * 1024 * 1024;
 
-/// How much of a body that nobody wants is read, so that a client that sends before it reads gets its answer.
+/// The maximum bytes of an unwanted body that the server drains.
+///
+/// A client that sends its whole body before it reads can then still receive the answer.
 const UNWANTED: usize = 1024 * 1024;
 
-/// How long that may take.
+/// The maximum time to drain an unwanted body.
 const UNWANTED_TIME: Duration = Duration::from_secs(5);
 
-/// Refuses a body that is said to be too long before any of it is read.
+/// Refuses a body by its declared length, before the server reads any of it.
 pub(super) fn check_length(headers: &HeaderMap) -> Result<(), Refusal> {
     let said = headers
         .get(CONTENT_LENGTH)
@@ -53,7 +55,9 @@ pub(super) fn check_length(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Reads a body that nobody wants, within bounds. A client that asks first is not told to go on.
+/// Drains an unwanted body within limits.
+///
+/// A client that sent `Expect: 100-continue` gets no request to continue.
 pub(super) async fn discard(asked: &mut Asked) {
     if asked.headers().contains_key(EXPECT) {
         return;

@@ -1,4 +1,4 @@
-//! Figures for Prometheus, in its text format.
+//! Metrics in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -16,37 +16,37 @@ use hyper::StatusCode;
 use super::answer::{Answer, text};
 use super::shared::Shared;
 
-/// What is counted while requests are answered.
+/// Counters that requests update.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// By door and status, of which there are few.
+    /// Requests by route and status, which have few values.
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
-    /// Connections that found no place.
+    /// Connections refused because of the connection limit.
     full: AtomicU64,
     /// The other listeners.
     listeners: OnceLock<Vec<Gauge>>,
 }
 
 impl Counters {
-    /// A request was answered.
+    /// Counts an answered request.
     pub(super) fn answered(&self, door: &'static str, status: u16) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         *requests.entry((door, status)).or_default() += 1;
     }
 
-    /// A connection was closed at once, because there were too many.
+    /// Counts a connection that was closed because of the connection limit.
     pub(super) fn found_no_place(&self) {
         self.full.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What else is listened at.
+    /// Sets the other listeners.
     pub(super) fn watch(&self, listeners: Vec<Gauge>) {
-        // It is said once.
+        // The server calls this once.
         let _ = self.listeners.set(listeners);
     }
 }
 
-/// All of it.
+/// Returns all metrics.
 pub(super) async fn answer(shared: &Shared) -> Answer {
     let mut page = Page::default();
     boxes(&mut page, shared).await;
@@ -71,7 +71,7 @@ pub(super) async fn answer(shared: &Shared) -> Answer {
 }
 
 async fn boxes(page: &mut Page, shared: &Shared) {
-    /// Their names are those of the contract.
+    /// The states of a box, with their names on the wire.
     const STATES: [(BoxState, &str); 6] = [
         (BoxState::Starting, "starting"),
         (BoxState::Running, "running"),
@@ -121,7 +121,7 @@ async fn boxes(page: &mut Page, shared: &Shared) {
 }
 
 fn connections(page: &mut Page, shared: &Shared) {
-    // A listener's file is nobody's business: only its kind is told, and listeners of one kind are one figure.
+    // Only the kind of a listener is published, not its path; listeners of one kind share a metric.
     let mut rpc: BTreeMap<&str, (usize, [u64; 3])> = BTreeMap::new();
     for gauge in shared.counters.listeners.get().into_iter().flatten() {
         let (open, refused) = rpc.entry(kind(gauge.endpoint())).or_default();
@@ -210,7 +210,7 @@ fn process(page: &mut Page, uptime: Duration) {
         );
     }
     if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
-        // The one that is being read is among them.
+        // The count includes the connection of this request.
         page.single(
             "process_open_fds",
             "gauge",
@@ -229,18 +229,18 @@ fn resident_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The text. Values of labels are words of this program, so nothing in them needs escaping.
+/// The text of all metrics; label values are constants and need no escaping.
 #[derive(Debug, Default)]
 struct Page(String);
 
 impl Page {
-    /// Begins a figure.
+    /// Starts a metric.
     fn of(&mut self, name: &str, kind: &str, about: &str) {
         // Writing to a string does not fail.
         let _ = write!(self.0, "# HELP {name} {about}\n# TYPE {name} {kind}\n");
     }
 
-    /// One value of it.
+    /// Adds one value.
     fn one(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
         self.0.push_str(name);
         for (place, (label, text)) in labels.iter().enumerate() {
@@ -253,7 +253,7 @@ impl Page {
         let _ = writeln!(self.0, " {value}");
     }
 
-    /// A figure with one value.
+    /// Adds a metric with one value.
     fn single(&mut self, name: &str, kind: &str, about: &str, value: impl Display) {
         self.of(name, kind, about);
         self.one(name, &[], value);

@@ -1,10 +1,10 @@
-//! The one HTTP port: health, figures, the RPC over a websocket, and a place for every gateway.
+//! The HTTP port: health, metrics, the RPC over a websocket, and the gateways.
 //!
-//! 1. `routes`: which door a path leads to.
-//! 2. `auth`: whose token opens it; `caps`: addresses that need none. `browsers`: who is kept out before.
-//! 3. `dispatch`: a request from its arrival to its answer; `answer`: how refusals are written; `body`.
-//! 4. `health`, `metrics`, `websocket`, `ports`, `langbot`: what is behind the doors.
-//! 5. This file: connections, from the listener to the drain; `shared`: what they have in common; `stream`.
+//! 1. `routes`: the route of a path.
+//! 2. `auth`: tokens. `caps`: addresses that need no token. `browsers`: rejects web pages before either.
+//! 3. `dispatch`: a request from its arrival to its answer. `answer`: answers and refusals. `body`: request bodies.
+//! 4. `health`, `metrics`, `websocket`, `ports`, `langbot`: the handlers of the routes.
+//! 5. This file: connections, from the listener to the drain. `shared`: their common state. `stream`: write timeouts.
 
 mod answer;
 pub(crate) mod auth;
@@ -51,19 +51,21 @@ use self::stream::Patient;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
 
-/// How long the head of a request may take, from the end of the one before: a stalled client and an idle one are the same.
+/// The maximum time from the end of one request to the end of the next one's head.
+///
+/// The server does not distinguish a stalled client from an idle one.
 const HEAD: Duration = Duration::from_secs(30);
 
 /// How long a client may leave an answer unread.
 const UNREAD: Duration = Duration::from_mins(1);
 
-/// The longest head of a request.
+/// The maximum length of a request's head.
 const HEAD_BYTES: usize = 64 * 1024;
 
-/// How much longer than its calls a connection may take to end: a websocket still says why it closes.
+/// The extra time for a connection to end after its calls, to send a close message.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// A port that is bound and not served yet.
+/// A bound port that is not served yet.
 #[derive(Debug)]
 pub(crate) struct Port {
     listener: TcpListener,
@@ -73,7 +75,9 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Binds the port that was asked for, if one was, and if whoever can reach it has to show a token or is on this machine.
+    /// Binds the configured port, if any.
+    ///
+    /// A port that other machines can reach requires tokens.
     pub(super) async fn bind(section: &ServerSection, tokens: &Tokens) -> Result<Option<Self>> {
         let Some(text) = &section.http else {
             return Ok(None);
@@ -111,7 +115,7 @@ impl Port {
             "beyond loopback LangBot needs a token: set {TOKEN_VARIABLE} to the same secret on both sides"
         );
         let hosts = match &tokens {
-            // A page cannot send the token, whatever name it has made point here.
+            // A web page cannot send the token, so any host name is safe.
             Some(_) => Hosts::any(),
             None => Hosts::new(&section.allowed_hosts, &host),
         };
@@ -137,7 +141,7 @@ impl Port {
         })
     }
 
-    /// How it is called from outside: as the operator says, or as well as can be known.
+    /// Returns the public URL: the operator's, or one derived from the bound address.
     pub(super) fn url(&self, section: &ServerSection) -> String {
         if let Some(url) = &section.public_url {
             return url.trim_end_matches('/').to_owned();
@@ -153,7 +157,7 @@ impl Port {
         }
     }
 
-    /// Serves it. Nothing but health is answered until it is [ready](Http::ready).
+    /// Serves the port; until it is [ready](Http::ready), only health is answered.
     pub(crate) fn serve(
         self,
         runtime: BoxRuntime,
@@ -175,13 +179,13 @@ impl Port {
     }
 }
 
-/// Whether a host name ends in a port.
+/// Returns whether a host name ends in a port.
 fn has_port(host: &str) -> bool {
     host.rsplit_once(':')
         .is_some_and(|(name, _)| is_host(name, host))
 }
 
-/// What `HOST:PORT` stands for: the name as it stands in a request, and the addresses.
+/// Resolves `HOST:PORT` to the host name in requests and the addresses.
 async fn resolved(text: &str) -> Result<(String, Vec<SocketAddr>)> {
     let Ok(Endpoint::Tcp { address: named, .. }) = format!("tcp://{text}").parse() else {
         bail!("it is HOST:PORT");
@@ -196,18 +200,18 @@ async fn resolved(text: &str) -> Result<(String, Vec<SocketAddr>)> {
     Ok((host, found))
 }
 
-/// How connections are to end.
+/// How open connections should end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
-    /// By themselves.
+    /// The server does not end them.
     Never,
-    /// After the request they are at.
+    /// After the current request.
     Soon,
-    /// At once.
+    /// Immediately.
     Now,
 }
 
-/// The port at work.
+/// A port that is being served.
 #[derive(Debug)]
 pub(crate) struct Http {
     address: SocketAddr,
@@ -217,22 +221,24 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Where it is really listened.
+    /// Returns the address that is actually bound.
     pub(crate) fn address(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// From here on everything is served. The other listeners have figures, too.
+    /// Starts serving all routes, and adds the metrics of the other listeners.
     pub(crate) fn ready(&self, listeners: Vec<Gauge>) {
         self.shared.counters.watch(listeners);
         self.shared.enter(Phase::Serving);
     }
 
-    /// Accepts nobody any more, and ends everything in order within this time: requests are answered, websockets told why.
+    /// Stops accepting, and ends all connections within this time.
+    ///
+    /// The server answers running requests and sends websockets the reason.
     pub(crate) async fn close(mut self, within: Duration, restart: bool) {
         self.shared.enter(Phase::Draining);
         self.accepting.abort();
-        // The listener is gone, and its address free, before anything else.
+        // The listener releases its address before the connections end.
         let _ = (&mut self.accepting).await;
         self.stop.send_replace(Stop::Soon);
         let all = self.shared.places.all_free();
@@ -247,7 +253,9 @@ impl Http {
     }
 }
 
-/// Takes connections for as long as there is place, or one that has shown no token and so makes room.
+/// Accepts connections up to the limit.
+///
+/// At the limit, a connection that has shown no token is closed to make room.
 async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: watch::Receiver<Stop>) {
     let mut rests = Rests::default();
     loop {
@@ -279,7 +287,7 @@ async fn serve(
     place: Place,
     mut stop: watch::Receiver<Stop>,
 ) {
-    // A connection that refuses it is gone.
+    // Setting options fails only on a connection that is already closed.
     let _ = box_transports::tcp::prepare(&stream);
     let held = place.clone();
     let service = service_fn(move |request| {

@@ -1,16 +1,18 @@
-//! What a box's answer may say to a browser. All boxes are at one host, so what belongs to a host is none of theirs.
+//! Filters for the headers that a box's answer may send to a browser.
+//!
+//! All boxes share one host, so a box may not set headers that apply to the whole host.
 
 use hyper::HeaderMap;
 use hyper::header::{
     CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE,
 };
 
-/// A page without an origin: it neither reads other boxes' pages nor their cookies.
+/// A policy that gives a page no origin: it cannot read other boxes' pages or cookies.
 const SANDBOX: HeaderValue = HeaderValue::from_static(
     "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
 );
 
-/// What would hold for the whole host.
+/// Headers that apply to the whole host.
 const OF_THE_HOST: [&str; 6] = [
     "alt-svc",
     "clear-site-data",
@@ -20,13 +22,13 @@ const OF_THE_HOST: [&str; 6] = [
     "strict-transport-security",
 ];
 
-/// Keeps an answer to the part of the host that its box has.
+/// Restricts an answer to the path prefix of its box.
 pub(super) fn confine(headers: &mut HeaderMap, prefix: &str) {
     for name in OF_THE_HOST {
         headers.remove(HeaderName::from_static(name));
     }
     headers.append(CONTENT_SECURITY_POLICY, SANDBOX);
-    // The address is a credential, and links lead elsewhere.
+    // The address may contain a credential, which links must not disclose.
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
     headers.remove(SET_COOKIE);
@@ -36,14 +38,14 @@ pub(super) fn confine(headers: &mut HeaderMap, prefix: &str) {
         }
     }
     let to = headers.get(LOCATION).and_then(|to| to.to_str().ok());
-    // From the root of the box's server; two slashes begin the name of another.
+    // A path from the root of the box's server; two slashes would name another host.
     let rooted = to.filter(|to| to.starts_with('/') && !to.starts_with("//"));
     if let Some(Ok(to)) = rooted.map(|to| HeaderValue::try_from(format!("{prefix}{to}"))) {
         headers.insert(LOCATION, to);
     }
 }
 
-/// Whether a cookie is for nobody but the box.
+/// Returns whether a cookie applies only to the box.
 fn stays(cookie: &str, prefix: &str) -> bool {
     let mut attributes = cookie.split(';').skip(1).map(|part| {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));

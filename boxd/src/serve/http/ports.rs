@@ -1,5 +1,6 @@
-//! `/boxes/{box}/port/{port}/…`: HTTP and websockets to whoever listens inside a box. What is passed on is not believed: a box's
-//! page gets no origin of its own, and neither side learns the other's secrets.
+//! `/boxes/{box}/port/{port}/…`: HTTP and websockets to a server inside a box.
+//!
+//! The proxy trusts neither side: a page from a box gets no origin, and neither side receives the other's secrets.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -26,10 +27,10 @@ use super::page;
 use super::shared::{Phase, Shared};
 use super::websocket::lists;
 
-/// Messages that may wait on their way to the service in this process.
+/// The capacity of the message queue to the service in this process.
 const QUEUED: usize = 64;
 
-/// What concerns one connection only, and is not passed on.
+/// Hop-by-hop headers, which the proxy does not forward.
 const HOP: [&str; 8] = [
     "connection",
     "keep-alive",
@@ -41,13 +42,13 @@ const HOP: [&str; 8] = [
     "upgrade",
 ];
 
-/// What a path asks for.
+/// The parsed path of a request.
 struct Target<'a> {
     named: Named,
     port: NonZeroU16,
-    /// Up to and with the port, as it was written.
+    /// The path up to and including the port, as the client wrote it.
     prefix: &'a str,
-    /// The rest, from its slash.
+    /// The rest of the path, from its slash.
     rest: &'a str,
 }
 
@@ -79,7 +80,7 @@ fn unknown(id: &str) -> Refusal {
     Refusal::new(Why::NotFound, format!("there is no box {id:?}"))
 }
 
-/// Whether the path itself is the credential: as whom the request goes on then.
+/// Returns the caller that the capability in a path stands for, if it has one.
 pub(super) async fn invited(shared: &Shared, path: &str) -> Result<Option<Caller>, Refusal> {
     let target = Target::of(path)?;
     let Some(cap) = &target.named.cap else {
@@ -99,12 +100,12 @@ pub(super) async fn invited(shared: &Shared, path: &str) -> Result<Option<Caller
     Ok(opens.then_some(Caller::Local))
 }
 
-/// Whether the path would be the credential, were it right.
+/// Returns whether the path has the form of a capability, valid or not.
 pub(super) fn is_addressed(path: &str) -> bool {
     Target::of(path).is_ok_and(|target| target.named.cap.is_some())
 }
 
-/// Passes a request on to whoever listens, and the answer back.
+/// Forwards a request to the server inside the box, and returns its answer.
 pub(super) async fn pass(
     shared: &Arc<Shared>,
     asked: &mut Asked,
@@ -123,7 +124,7 @@ pub(super) async fn pass(
         .map_err(|_| silent(target.port))?;
     let held = Arc::clone(&way);
     tokio::spawn(async move {
-        // It ends with the answer, or with the connection that it has become.
+        // The connection ends with the answer, or with the upgraded connection.
         let _ = connection.with_upgrades().await;
         drop(held);
     });
@@ -134,11 +135,11 @@ pub(super) async fn pass(
     })?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         let (mut parts, body) = answer.into_parts();
-        // The box's, which says nothing about ours.
+        // The box's HTTP version does not apply to the client's connection.
         parts.version = hyper::Version::HTTP_11;
         strip(&mut parts.headers);
         page::confine(&mut parts.headers, target.prefix);
-        // What is asked on this connection is over when the answer is, and not before.
+        // Keep the connection to the box until the answer's body ends.
         let body = body.map_err(move |error| {
             let _held = &way;
             std::io::Error::other(error)
@@ -171,7 +172,7 @@ pub(super) async fn pass(
     Ok(Response::from_parts(parts, nothing.boxed_unsync()))
 }
 
-/// The two ends of the way to the service in this process; dropped, everything on it is over.
+/// Both ends of the connection to the service in this process; dropping them closes it.
 type Way = Arc<(Session, Session)>;
 
 /// Connects to the port as this caller.
@@ -215,7 +216,7 @@ fn silent(port: NonZeroU16) -> Refusal {
     Refusal::new(Why::BadGateway, message)
 }
 
-/// The request as the box gets it.
+/// Builds the request that the box receives.
 fn forward(
     shared: &Shared,
     asked: &mut Asked,
@@ -245,7 +246,7 @@ fn forward(
     headers.clone_from(asked.headers());
     strip(headers);
     shared.auth.withhold(headers);
-    // Who may come is decided; a page of the box is none of this server's, which it would name.
+    // The server has already checked the caller, and `Origin` would name this server to the box.
     for name in [ORIGIN, EXPECT] {
         headers.remove(name);
     }
@@ -257,7 +258,7 @@ fn forward(
     Ok(request)
 }
 
-/// Takes out what concerns one connection only, and what that says does.
+/// Removes the hop-by-hop headers, including those that `Connection` names.
 fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)

@@ -1,4 +1,4 @@
-//! LangBot's managed processes: commands with the role `process`, in LangBot's format.
+//! LangBot's managed processes: commands with the role `process`.
 
 use box_protocol::actions::{CommandStartParams, OnDisconnect, Stdin};
 use box_protocol::{
