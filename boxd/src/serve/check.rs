@@ -1,4 +1,4 @@
-//! Whether a server could start with a configuration, without starting one.
+//! A check whether a server could start with a configuration.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::tokens::Tokens;
 use crate::config::{Config, ServerSection};
 use crate::log;
 
-/// Reads all that a server reads before it listens, and says what it would stumble over.
+/// Reads everything that a server reads before it listens, and returns its errors.
 pub(crate) fn check(config: &Config) -> Result<()> {
     log::filter(&config.log)?;
     let server = &config.server;
@@ -43,7 +43,7 @@ fn check_http(text: &str, tokens: &Tokens) -> Result<()> {
     Ok(())
 }
 
-/// Certificates and keys are there and can be read.
+/// Checks that certificates and keys exist and are readable.
 fn check_files(server: &ServerSection) -> Result<()> {
     for (key, path) in [
         ("server.tls_certificate", &server.tls_certificate),

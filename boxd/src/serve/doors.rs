@@ -127,7 +127,7 @@ impl Rule {
     }
 }
 
-/// Returns whether a host is a loopback address or name, as the listener resolves it.
+/// Returns whether a host is loopback, as the listener resolves it.
 pub(super) fn is_loopback(host: &str) -> bool {
     host == "localhost"
         || host
@@ -164,7 +164,7 @@ pub(super) fn names(allowed: &[String], host: &str) -> Vec<String> {
     names
 }
 
-/// Returns the websocket checks: an allowed host name, and no request from a web page.
+/// Returns the websocket checks: an allowed host name, and no web page.
 fn browsers_kept_out(endpoint: &Endpoint, section: &ServerSection) -> Gate {
     let Endpoint::WebSocket { address, path, .. } = endpoint else {
         return Gate::new();

@@ -1,14 +1,16 @@
-//! Memory that goes back to the system. What the allocator keeps of a burst of responses is as much as the burst was.
+//! Return of unused memory to the system after a burst of responses.
+//!
+//! Otherwise the allocator would keep as much memory as the burst needed.
 
 use std::time::Duration;
 
-/// How often it is looked whether there was a burst.
+/// The interval between checks for a burst.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// From so many bytes of unread responses on, it was one.
+/// The bytes of unread responses that count as a burst.
 const BURST: usize = 8 << 20;
 
-/// Gives memory back after each burst of responses, for as long as the server lives.
+/// Returns memory to the system after each burst, until the server exits.
 pub(super) async fn give_back() {
     let mut most = 0;
     loop {
@@ -18,7 +20,7 @@ pub(super) async fn give_back() {
             continue;
         }
         tracing::debug!(bytes = most, "memory of unread responses goes back");
-        // Nothing waits for it, and it may take a while.
+        // No task waits for the result, which may take a while.
         let _ = tokio::task::spawn_blocking(|| {
             box_rpc::large::free();
             box_sys::release_memory();

@@ -148,7 +148,9 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// Exits and leaves the boxes to the next server; dropping the runtime would end them.
+/// Exits and leaves the boxes to the next server.
+///
+/// Dropping the runtime would end them.
 fn leave_boxes(code: u8) -> ! {
     std::process::exit(code.into())
 }
@@ -159,7 +161,7 @@ fn leave_at_once(signal: SignalKind) -> ! {
     std::process::exit(128 + signal.as_raw_value())
 }
 
-/// Waits for running calls, then deletes all boxes unless the next server keeps them.
+/// Waits for running calls, then deletes all boxes unless they are to be kept.
 ///
 /// Each step has a time limit.
 async fn stop(config: &Config, doors: Doors, http: Vec<Http>, boxes: &Boxes) {

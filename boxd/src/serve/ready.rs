@@ -1,20 +1,20 @@
-//! Telling the world that it can begin: one line, and the service manager.
+//! The notification that the server is ready: one line, and the service manager.
 
 use std::os::unix::net::UnixDatagram;
 
 use rustix::net::{SendFlags, SocketAddrUnix, sendto};
 
-/// The one line, with every address that is really bound.
+/// Returns the line with every address that is actually bound.
 pub(super) fn line(addresses: &[String]) -> String {
     format!("boxd ready {}\n", addresses.join(" "))
 }
 
-/// Tells the service manager, if one started us and wants to know (`sd_notify`).
+/// Notifies the service manager, if it started this process (`sd_notify`).
 pub(super) fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
     };
-    // One that does not listen is not waiting.
+    // A service manager that does not listen does not wait, so an error is only logged.
     if let Err(error) = send(path.as_encoded_bytes(), state) {
         tracing::warn!(%error, "the service manager could not be told");
     }
@@ -22,7 +22,7 @@ pub(super) fn notify(state: &str) {
 
 fn send(path: &[u8], state: &str) -> std::io::Result<()> {
     let address = match path {
-        // An abstract name, written with an `@`.
+        // A leading `@` marks an abstract socket name.
         [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
         path => SocketAddrUnix::new(path)?,
     };

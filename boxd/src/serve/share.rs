@@ -1,4 +1,4 @@
-//! `port.share`: addresses of the HTTP port that are credentials for one port of one box.
+//! `port.share`: addresses that are credentials for one port of one box.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
-//! Who may come from the network: named tokens, from a file or the environment, never from the arguments, never in a log.
+//! The named tokens of network callers, from a file or the environment.
+//!
+//! Tokens never come from the command line and never appear in a log.
 
 use std::collections::BTreeSet;
 use std::env::VarError;
@@ -11,23 +13,25 @@ use box_service::ServiceConfig;
 use super::owned::read_secret;
 use crate::langbot::OWNER;
 
-/// The variable that holds tokens where there is no file, in the same form.
+/// The environment variable that holds tokens in the format of the file.
 const VARIABLE: &str = "BOXD_TOKENS";
 
-/// The shortest token.
+/// The minimum length of a token.
 const SHORTEST: usize = 32;
 
-/// Names that no token may have: those of callers without a token, and of LangBot, which has its own token.
+/// Returns whether a token may not have this name.
+///
+/// The names of callers without a token are reserved, and so is that of LangBot, which has its own token.
 fn is_reserved(name: &str) -> bool {
     Caller::RESERVED.contains(&name) || name == OWNER
 }
 
-/// The tokens there are.
+/// The configured tokens and their names.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tokens(box_rpc::Tokens, BTreeSet<String>);
 
 impl Tokens {
-    /// Reads them: a name and a token a line, `#` begins a comment.
+    /// Reads the tokens: a name and a token per line; `#` starts a comment.
     pub(super) fn read(file: Option<&Path>) -> Result<Self> {
         if let Some(path) = file {
             let shown = path.display();
@@ -52,7 +56,7 @@ impl Tokens {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            // Never the line itself: it holds a secret.
+            // An error must not contain the line, which holds a secret.
             let number = number + 1;
             let mut words = line.split_whitespace();
             let (Some(name), Some(token), None) = (words.next(), words.next(), words.next()) else {
@@ -77,12 +81,14 @@ impl Tokens {
         Ok(Self(box_rpc::Tokens::new(named), known))
     }
 
-    /// Whether there are none.
+    /// Returns whether no token is configured.
     pub(super) fn is_empty(&self) -> bool {
         self.1.is_empty()
     }
 
-    /// Refuses a policy with a table for a name that no caller has. Callers that need no token have names as well.
+    /// Refuses a policy with a table for an unknown caller.
+    ///
+    /// Callers that need no token have names as well.
     pub(super) fn check_tables(&self, policy: &ServiceConfig) -> Result<()> {
         for name in policy.tokens.keys() {
             ensure!(
@@ -93,7 +99,7 @@ impl Tokens {
         Ok(())
     }
 
-    /// For connections that say hello.
+    /// Returns the tokens for connections that send a hello message.
     pub(super) fn for_hello(&self) -> box_rpc::Tokens {
         self.0.clone()
     }

@@ -1,4 +1,6 @@
-//! Keeping browsers out: a page must neither reach this server by its own origin nor by a name that it makes point here.
+//! Rejection of browser requests, by their origin and their host name.
+//!
+//! A web page must not reach this server, either directly or through DNS rebinding.
 
 use box_transports::websocket::is_host;
 use hyper::header::{HOST, HeaderName, ORIGIN};
@@ -7,25 +9,25 @@ use hyper::{HeaderMap, Uri};
 use super::super::doors;
 use super::answer::{Refusal, Why};
 
-/// What browsers say about where a request comes from; programs do not send it.
+/// The header by which browsers, but not programs, state a request's origin.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Names by which this server may be called.
+/// The host names that requests to this server may use.
 #[derive(Debug, Clone)]
 pub(super) struct Hosts {
     names: Vec<String>,
-    /// Any other will do.
+    /// Whether any host name is allowed.
     any: bool,
 }
 
 impl Hosts {
-    /// Loopback ones, those the operator allows, and the one it listens at.
+    /// Allows the loopback names, the operator's names and the listening host.
     pub(super) fn new(allowed: &[String], listening: &str) -> Self {
         let names = doors::names(allowed, listening);
         Self { names, any: false }
     }
 
-    /// Whatever it is called.
+    /// Allows any host name.
     pub(super) fn any() -> Self {
         Self {
             names: Vec::new(),
@@ -33,19 +35,19 @@ impl Hosts {
         }
     }
 
-    /// Whether this is one of them, with or without a port.
+    /// Returns whether a host is allowed, with or without a port.
     fn contains(&self, host: &str) -> bool {
         self.any || self.names.iter().any(|name| is_host(name, host))
     }
 
-    /// Lets a request pass that names this server.
+    /// Refuses a request that names another host.
     pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
         let (Some(host), None) = (host, hosts.next()) else {
             return Err(Refusal::new(Why::Malformed, "one Host is needed"));
         };
-        // A whole address in place of a path has a say, too.
+        // A request target in absolute form also names a host.
         let named = uri.authority().map(hyper::http::uri::Authority::as_str);
         if !self.contains(host) || !named.is_none_or(|named| self.contains(named)) {
             return Err(Refusal::new(
@@ -57,7 +59,7 @@ impl Hosts {
     }
 }
 
-/// Lets a request pass that comes from no page.
+/// Refuses a request that comes from a web page.
 pub(super) fn no_page(headers: &HeaderMap) -> Result<(), Refusal> {
     let elsewhere = headers
         .get_all(FETCH_SITE)
@@ -139,7 +141,7 @@ mod tests {
         ] {
             assert_eq!(asked("/", &[host, page]), Err(Why::Browser), "{page:?}");
         }
-        // Typed into the address bar.
+        // The user typed the address.
         assert_eq!(asked("/", &[host, ("sec-fetch-site", "none")]), Ok(()));
     }
 }

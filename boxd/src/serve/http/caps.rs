@@ -1,7 +1,8 @@
-//! The part of a box's path that is itself the credential for that box, for clients that send no header: `ID~CAP`.
+//! Capabilities: the part of a box's path that is a credential, as in `ID~CAP`.
 //!
-//! A capability says until when it holds and what it opens, and has a MAC over that, the box's unique id and the moment the box was
-//! made: a later box of the same name is another one. The key is kept in the state directory, so that addresses outlive the server.
+//! They serve clients that cannot send a header. A capability holds its expiry and scope, and a MAC over these, the
+//! box's unique id and its creation time. It is therefore not valid for a later box of the same name. The key is kept
+//! in the state directory, so that addresses remain valid after a restart.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -20,22 +21,22 @@ use sha2::Sha256;
 
 use crate::serve::owned::read_secret;
 
-/// The key's name in a state directory.
+/// The name of the key file in a state directory.
 const FILE: &str = "url.key";
 
-/// A block of the hash.
+/// The length of the key: one block of the hash.
 const KEY_BYTES: usize = 64;
 
-/// Of the MAC, 176 bits: with what stands before them they are 44 letters without a rest.
+/// The length of the truncated MAC: with the claim it fills 44 letters exactly.
 const MAC_BYTES: usize = 22;
 
-/// Time, face and port.
+/// The length of the claim: expiry, scope number and port.
 const CLAIM_BYTES: usize = 8 + 1 + 2;
 
-/// The letters of a capability.
+/// The number of letters of a capability.
 const LETTERS: usize = (CLAIM_BYTES + MAC_BYTES) / 3 * 4;
 
-/// What a capability opens. Each face of a box has its number; that of another face opens nothing here.
+/// What a capability gives access to; each kind of access has its own number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::serve) enum Scope {
     /// One port, over HTTP.
@@ -50,16 +51,16 @@ impl Scope {
     }
 }
 
-/// A box, as the segment of a path names it.
+/// A box as a path segment names it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) id: String,
-    /// What follows the id, if it looks like a capability.
+    /// The text after the id, if it has the form of a capability.
     pub(super) cap: Option<Cap>,
 }
 
 impl Named {
-    /// None if the segment is not UTF-8.
+    /// Parses a segment; returns `None` if it is not UTF-8.
     pub(super) fn read(segment: &str) -> Option<Self> {
         let text = percent_decode_str(segment).decode_utf8().ok()?;
         if let Some((id, letters)) = text.rsplit_once('~')
@@ -73,7 +74,7 @@ impl Named {
     }
 }
 
-/// What stands behind the `~`, not believed yet.
+/// A capability that is not verified yet.
 #[derive(PartialEq, Eq)]
 pub(super) struct Cap([u8; CLAIM_BYTES + MAC_BYTES]);
 
@@ -93,7 +94,7 @@ impl Cap {
     }
 }
 
-/// What capabilities are made and known with.
+/// The key that signs and verifies capabilities.
 #[derive(Clone)]
 pub(crate) struct Key([u8; KEY_BYTES]);
 
@@ -104,7 +105,7 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// The key of a state directory, made if it has none.
+    /// Reads the key of a state directory, or creates it.
     pub(in crate::serve) fn of(state: &Path) -> Result<Self> {
         let path = state.join(FILE);
         let shown = path.display();
@@ -122,12 +123,12 @@ impl Key {
         Ok(Self(key))
     }
 
-    /// One that is not kept, for a port that hands out no addresses.
+    /// Creates a key that is not stored, for a port that hands out no addresses.
     pub(crate) fn unkept() -> Result<Self> {
         random().map(Self)
     }
 
-    /// A capability for a box, until then or as long as the box lives.
+    /// Creates a capability for a box that is valid until the expiry, if any.
     pub(in crate::serve) fn grant(
         &self,
         to: &BoxInfo,
@@ -141,14 +142,14 @@ impl Key {
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// Whether a capability opens this of a box, now.
+    /// Returns whether a capability gives this access to a box now.
     pub(super) fn opens(&self, cap: &Cap, of: &BoxInfo, scope: Scope, now: UnixMs) -> bool {
         let (said, mac) = cap.0.split_at(CLAIM_BYTES);
         let mut until = [0; 8];
         until.copy_from_slice(&said[..8]);
         let until = u64::from_be_bytes(until);
         let holds = until == 0 || now.0 < until;
-        // In a time that says nothing about how much of it is right.
+        // The comparison takes constant time.
         let genuine = self.mac(of, said).verify_truncated_left(mac).is_ok();
         genuine && holds && said[8..] == scope.bytes()
     }
@@ -158,7 +159,7 @@ impl Key {
         mac.update(b"boxd url 1");
         mac.update(claim);
         mac.update(&of.created_at.0.to_be_bytes());
-        // Last, because it is the only one without a fixed length.
+        // Last, because it is the only field of variable length.
         mac.update(of.backend_id.as_bytes());
         mac
     }
@@ -171,7 +172,7 @@ fn claim(scope: Scope, until: u64) -> [u8; CLAIM_BYTES] {
     claim
 }
 
-/// Makes a key that is whole or not there.
+/// Returns random bytes for a new key.
 fn random() -> Result<[u8; KEY_BYTES]> {
     let mut key = [0; KEY_BYTES];
     let mut filled = 0;

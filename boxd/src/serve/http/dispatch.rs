@@ -1,4 +1,4 @@
-//! A request, from its arrival to its answer. A gateway that is added is a line in [`open`].
+//! Dispatch of a request to its handler; a new gateway adds a line to [`open`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) async fn answer(
     let mut asked = request.map(Unread::new);
     let outcome = match admit(shared, found, &asked).await {
         Ok((door, caller)) => {
-            // A caller that is let in here keeps its connection, if that was not given up for another one meanwhile.
+            // An admitted caller keeps its connection, unless that was already closed to make room for another.
             let kept = auth::needs_nothing(door) || door == Door::Metrics || place.keep();
             if kept {
                 open(shared, door, caller, place, &mut asked).await
@@ -59,7 +59,9 @@ pub(super) async fn answer(
     answer
 }
 
-/// What every request must pass before a door is opened: no page, a known path, a token; or an address that is its own.
+/// Checks a request before its handler runs.
+///
+/// The request must not come from a web page, must have a route, and must have a token or a valid capability.
 async fn admit(
     shared: &Shared,
     found: Option<Door>,
@@ -94,7 +96,7 @@ async fn admit(
     Ok((door, caller))
 }
 
-/// What is behind each door: one function from a request to its answer.
+/// Calls the handler of a route.
 async fn open(
     shared: &Arc<Shared>,
     door: Door,
@@ -128,7 +130,7 @@ pub(super) fn not_ready(phase: Phase) -> Refusal {
     Refusal::new(Why::NotReady, message)
 }
 
-/// Who was kept out goes on record; the token it came with never does.
+/// Logs a refused request, without its token.
 fn told(peer: SocketAddr, door: &str, path: &str, refusal: &Refusal) {
     match refusal.why {
         Why::NoToken | Why::WrongToken | Why::Browser | Why::Misdirected | Why::Stranger => {

@@ -1,4 +1,4 @@
-//! Whether it lives, whether it can be used, and which version it is. Anybody may ask.
+//! Liveness, readiness and the version; these routes need no token.
 
 use hyper::StatusCode;
 use serde_json::json;
@@ -8,19 +8,19 @@ use box_runtime::Caller;
 use super::answer::{Answer, json as answer};
 use super::shared::{Phase, Shared};
 
-/// The process answers. In the words of every world that asks.
+/// Answers that the process is alive, in the format of every client.
 pub(super) async fn alive(shared: &Shared) -> Answer {
     let resources = shared.langbot.resources().await;
     let body = json!({"live": true, "status": "ok", "resources": resources});
     answer(StatusCode::OK, &body)
 }
 
-/// Which version this is.
+/// Answers with the version.
 pub(super) fn version() -> Answer {
     answer(StatusCode::OK, &crate::version::json())
 }
 
-/// Boxes can be had: this is between its start and its end, and there is a backend.
+/// Answers whether the server is serving and has a usable backend.
 pub(super) async fn ready(shared: &Shared) -> Answer {
     let phase = shared.phase();
     let (backend, names) = match shared.runtime.status(&Caller::Local).await {
@@ -45,7 +45,7 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
         "checks": {"serving": serving, "backend_available": usable},
         "resources": resources,
     });
-    // A LangBot that requires grants promises more than that there is a backend.
+    // An installation that requires grants needs more than a backend.
     if let Some(found) = shared.langbot.grants_readiness().await {
         for member in ["mode", "backend", "checks", "unsafe_soft_storage_limits"] {
             body[member] = found[member].clone();

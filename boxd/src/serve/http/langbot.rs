@@ -1,4 +1,4 @@
-//! LangBot's doors: which installation a connection belongs to, and the relay of a managed process.
+//! LangBot's routes: its RPC connections, and the relay of a managed process.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use super::routes::Door;
 use super::shared::Shared;
 use super::websocket::{HANDSHAKE, key, lists, switching};
 
-/// The process of a path that names none.
+/// The process id of a path that names none.
 const DEFAULT: &str = "default";
 
-/// What relays speak.
+/// The subprotocol of relays.
 const MCP: &str = "mcp";
 
-/// What LangBot's own runtime serves, and so its port.
+/// Returns whether LangBot's own port serves this route.
 pub(super) fn has(door: Door) -> bool {
     matches!(door, Door::Healthz | Door::Readyz | Door::Rpc | Door::Relay)
 }
@@ -32,7 +32,9 @@ pub(super) fn has(door: Door) -> bool {
 /// LangBot's actions, and the policy for its control requests.
 type Served = (Router, Arc<dyn ControlPolicy>);
 
-/// LangBot's actions for a connection that names its LangBot instance. On LangBot's own port every connection must.
+/// Returns LangBot's actions for a connection that names its LangBot instance.
+///
+/// On LangBot's own port every connection must name one.
 pub(super) fn serve(
     shared: &Shared,
     headers: &HeaderMap,
@@ -54,7 +56,7 @@ fn stranger() -> Refusal {
     Refusal::new(Why::Stranger, "Unauthorized")
 }
 
-/// Attaches to the process that the path names, and answers with the upgrade if that can be done.
+/// Attaches to the process that the path names, and answers with the upgrade.
 pub(super) async fn relay(
     shared: &Arc<Shared>,
     asked: &mut Asked,
@@ -103,7 +105,7 @@ pub(super) async fn relay(
     Ok(answer)
 }
 
-/// The box and the process in the path of a relay, each decoded.
+/// Returns the decoded box and process of a relay's path.
 fn named(path: &str) -> (String, String) {
     let segments: Vec<_> = path.trim_end_matches('/').split('/').collect();
     // `/v1/sessions/{session}/managed-process/{process}/ws`, or without the process.

@@ -210,7 +210,7 @@ fn process(page: &mut Page, uptime: Duration) {
         );
     }
     if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
-        // The count includes the connection of this request.
+        // The count includes the descriptor of this directory.
         page.single(
             "process_open_fds",
             "gauge",

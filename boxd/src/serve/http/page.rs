@@ -7,7 +7,9 @@ use hyper::header::{
     CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE,
 };
 
-/// A policy that gives a page no origin: it cannot read other boxes' pages or cookies.
+/// A policy that gives a page no origin.
+///
+/// The page can read neither the pages nor the cookies of other boxes.
 const SANDBOX: HeaderValue = HeaderValue::from_static(
     "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
 );

@@ -172,7 +172,7 @@ pub(super) async fn pass(
     Ok(Response::from_parts(parts, nothing.boxed_unsync()))
 }
 
-/// Both ends of the connection to the service in this process; dropping them closes it.
+/// Both ends of the connection to the service; dropping them closes it.
 type Way = Arc<(Session, Session)>;
 
 /// Connects to the port as this caller.

@@ -1,19 +1,19 @@
-//! The route of a path. Whole segments are compared, never the beginnings of strings.
+//! The routes of the HTTP port; they match whole segments, never string prefixes.
 
-/// What a path is for. One door is served by one function (`dispatch`).
+/// The route of a path; `dispatch` has one handler for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Door {
-    /// Whether the process is alive.
+    /// Liveness.
     Healthz,
-    /// Whether boxes can be had.
+    /// Readiness.
     Readyz,
-    /// The same as `Healthz`, under the name that other clients use.
+    /// Liveness under the name that other clients use.
     Health,
-    /// Which version this is.
+    /// The version.
     Version,
-    /// Figures for Prometheus.
+    /// Metrics for Prometheus.
     Metrics,
-    /// The RPC, as a websocket.
+    /// The RPC over a websocket.
     Rpc,
     /// LangBot's relay of a managed process.
     Relay,
@@ -22,7 +22,7 @@ pub(super) enum Door {
 }
 
 impl Door {
-    /// Its name in figures and in the log.
+    /// Returns the name of the route in metrics and logs.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Healthz => "healthz",
@@ -37,7 +37,9 @@ impl Door {
     }
 }
 
-/// Every route. `{…}` is any one segment; `**`, at the end, is any number of them, none included.
+/// All routes.
+///
+/// `{…}` matches one segment; `**`, at the end, matches any number of segments, including none.
 pub(super) const ROUTES: &[(&str, Door)] = &[
     ("/healthz", Door::Healthz),
     ("/readyz", Door::Readyz),
@@ -53,7 +55,7 @@ pub(super) const ROUTES: &[(&str, Door)] = &[
     ("/boxes/{box}/port/{port}/**", Door::BoxPort),
 ];
 
-/// The message for a path that no route has; it names the route that is most like the path.
+/// Returns the message for a path without a route; it names the most similar route.
 pub(super) fn no_such_path(path: &str) -> String {
     match nearest(&segments(path)) {
         Some(route) => format!("no such path; the nearest is {route}"),
@@ -61,10 +63,12 @@ pub(super) fn no_such_path(path: &str) -> String {
     }
 }
 
-/// The door a path leads to. The path is taken as it was sent, without its query: what is encoded is not a route.
+/// Returns the route of a path, without its query.
+///
+/// The path is matched as sent: encoded characters match no route.
 pub(super) fn find(path: &str) -> Option<Door> {
     let segments: Vec<&str> = segments(path);
-    // What serves a path never sees these segments.
+    // Refuse these segments before a handler sees them.
     if segments
         .iter()
         .any(|segment| matches!(*segment, "." | ".."))
@@ -75,7 +79,7 @@ pub(super) fn find(path: &str) -> Option<Door> {
     known.map(|(_, door)| *door)
 }
 
-/// The segments of a path; a slash at its end adds none.
+/// Returns the segments of a path; a trailing slash adds none.
 fn segments(path: &str) -> Vec<&str> {
     let path = path.strip_prefix('/').unwrap_or(path);
     path.strip_suffix('/').unwrap_or(path).split('/').collect()
@@ -96,21 +100,23 @@ fn matches(route: &str, path: &[&str]) -> bool {
     path.next().is_none()
 }
 
-/// The route that is most like a path, if one is like it at all.
+/// Returns the most similar route, if one is similar enough.
 fn nearest(path: &[&str]) -> Option<&'static str> {
-    /// How alike the two must be to be taken for each other.
+    /// The minimum similarity.
     const ALIKE: f64 = 0.55;
     ROUTES
         .iter()
         .map(|(route, _)| (likeness(route, path), *route))
         .filter(|(alike, _)| *alike > ALIKE)
-        // The first of equals.
+        // Prefer the first of equal routes.
         .rev()
         .max_by(|one, other| one.0.total_cmp(&other.0))
         .map(|(_, route)| route.strip_suffix("/**").unwrap_or(route))
 }
 
-/// How alike a route and the beginning of a path are; any segment is like a `{…}`.
+/// Returns the similarity of a route and the start of a path.
+///
+/// A `{…}` matches any segment.
 fn likeness(route: &str, path: &[&str]) -> f64 {
     let parts = segments(route);
     let open = parts.last() == Some(&"**");
@@ -128,7 +134,7 @@ fn likeness(route: &str, path: &[&str]) -> f64 {
             _ => *part,
         })
         .collect();
-    // A right first segment counts for more.
+    // A matching first segment weighs more.
     let first = if named.first() == path.first() {
         0.1
     } else {
@@ -137,16 +143,16 @@ fn likeness(route: &str, path: &[&str]) -> f64 {
     first + strsim::normalized_damerau_levenshtein(&filled.join("/"), &path[..length].join("/"))
 }
 
-/// A path as it may be logged: without the part of a box's name that is a credential, and not endless.
+/// Returns a path for the log: shortened, and without capabilities.
 pub(super) fn redacted(path: &str) -> String {
-    /// The longest path in a log.
+    /// The maximum length of a logged path.
     const LONGEST: usize = 200;
     let mut shown = String::new();
     for (place, segment) in path.split('/').enumerate() {
         if place > 0 {
             shown.push('/');
         }
-        // Written plainly, or encoded.
+        // The separator may be plain or percent-encoded.
         let lower = segment.to_ascii_lowercase();
         match segment.find('~').into_iter().chain(lower.find("%7e")).min() {
             Some(begins) => shown.extend([&segment[..begins], "~…"]),
@@ -161,7 +167,7 @@ pub(super) fn redacted(path: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Paths of a route: its placeholders filled, and what is open left so, ended by a slash, and gone further into.
+    /// Returns paths of a route: with filled placeholders, and with open ends extended.
     fn paths(route: &str) -> Vec<String> {
         let fill = |word: &str| {
             let parts = route.strip_suffix("/**").unwrap_or(route).split('/');
@@ -169,7 +175,7 @@ mod tests {
             parts.collect::<Vec<_>>().join("/")
         };
         let mut all = Vec::new();
-        // Words that are segments of other routes, which must not make a difference.
+        // Words that are also segments of other routes; they must not change the result.
         for word in ["x", "v1", "ws", "port", "id~cap"] {
             let path = fill(word);
             all.push(format!("{path}/"));

@@ -1,4 +1,4 @@
-//! What every request of the port finds.
+//! The state that all requests of a port share.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,27 +15,27 @@ use super::caps::Key;
 use super::metrics::Counters;
 use super::websocket::Sockets;
 
-/// Where a server is in its life.
+/// The phase of a server's lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It listens, and is not ready yet.
+    /// The server listens and is not ready yet.
     Starting,
-    /// It is.
+    /// The server is ready.
     Serving,
-    /// It ends what it has begun, and begins nothing.
+    /// The server finishes running work and starts no more.
     Draining,
 }
 
-/// Who may come to a port, how it is called, and what it is for.
+/// The settings of a port: its callers, its host names and its purpose.
 #[derive(Debug)]
 pub(super) struct Terms {
     pub(super) auth: Auth,
     pub(super) hosts: Hosts,
-    /// Nothing but what LangBot's own runtime serves.
+    /// Whether the port serves only the routes of LangBot's own runtime.
     pub(super) only_langbot: bool,
 }
 
-/// What every request finds.
+/// The state that all requests share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) router: Router,
@@ -46,9 +46,9 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     pub(super) sockets: Sockets,
     pub(super) langbot: Arc<LangBot>,
-    /// Nothing but what LangBot's own runtime serves.
+    /// Whether the port serves only the routes of LangBot's own runtime.
     pub(super) only_langbot: bool,
-    /// Connections there may be at once.
+    /// The limit of simultaneous connections.
     pub(super) places: Places,
     pub(super) started: Instant,
     phase: watch::Sender<Phase>,
@@ -92,10 +92,10 @@ impl Shared {
         self.phase.send_replace(phase);
     }
 
-    /// Waits until it ends what it has begun.
+    /// Returns once the server is draining.
     pub(super) async fn draining(&self) {
         let mut phase = self.phase.subscribe();
-        // The sender is here.
+        // `self` owns the sender, so the channel cannot be closed.
         let _ = phase.wait_for(|phase| *phase == Phase::Draining).await;
     }
 }

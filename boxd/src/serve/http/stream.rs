@@ -1,4 +1,4 @@
-//! A client's connection that is given up if the client does not read.
+//! A connection that fails if the client does not read.
 
 use std::io;
 use std::pin::Pin;
@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A stream whose writes fail once one of them has waited for this long.
+/// A stream that fails once a write has waited longer than its limit.
 #[derive(Debug)]
 pub(super) struct Patient<S> {
     stream: S,
     limit: Duration,
-    /// Runs while a write waits.
+    /// The timer that runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
@@ -26,7 +26,7 @@ impl<S> Patient<S> {
         }
     }
 
-    /// What a write came to, if that is anything, or has taken too long to.
+    /// Returns the result of a write, or an error once it has waited too long.
     fn bounded<T>(
         &mut self,
         cx: &mut Context<'_>,

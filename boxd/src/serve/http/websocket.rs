@@ -1,4 +1,4 @@
-//! `/rpc/ws`: a request that becomes a connection of the RPC, in whichever dialect its client speaks.
+//! `/rpc/ws`: websocket connections for the RPC, in any supported dialect.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -24,20 +24,20 @@ use super::shared::Shared;
 /// How long the client may take to receive the answer to its upgrade.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// The server goes away.
+/// The close status of a server that shuts down.
 const GOING_AWAY: u16 = 1001;
-/// The server will be back at once.
+/// The close status of a server that restarts.
 const RESTARTING: u16 = 1012;
-/// Nothing of either.
+/// The close status of a connection that ends normally.
 const NORMAL: u16 = 1000;
 
-/// The websockets that are open.
+/// The open websockets.
 #[derive(Debug)]
 pub(super) struct Sockets {
     open: Mutex<Open>,
-    /// What they are closed with.
+    /// The status that they are closed with.
     status: Arc<AtomicU16>,
-    /// Those that carry no calls are to end now.
+    /// Signals websockets without RPC calls to end now.
     over: watch::Sender<bool>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Sockets {
 struct Open {
     sessions: HashMap<u64, Arc<Session>>,
     next: u64,
-    /// No more of them.
+    /// Whether the server accepts no more websockets.
     closing: bool,
 }
 
@@ -60,17 +60,17 @@ impl Default for Sockets {
 }
 
 impl Sockets {
-    /// Nothing is left half done under the lock.
+    /// Locks the state; no code leaves it inconsistent under the lock.
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there are.
+    /// Returns the number of open websockets.
     pub(super) fn count(&self) -> usize {
         self.open().sessions.len()
     }
 
-    /// Keeps a connection until it is over, unless the server is closing.
+    /// Holds a connection until it ends, unless the server is closing.
     async fn keep(&self, session: Session) {
         let session = Arc::new(session);
         let number = {
@@ -89,11 +89,11 @@ impl Sockets {
 
     /// Returns once the server is closing.
     pub(super) async fn closing(&self) {
-        // The sender is ours, so it cannot be gone.
+        // `self` owns the sender, so the channel cannot be closed.
         let _ = self.over.subscribe().wait_for(|over| *over).await;
     }
 
-    /// Ends all of them in order within this time, and tells their clients whether the server will be back.
+    /// Closes all websockets within this time, and sends whether the server restarts.
     pub(super) async fn close(&self, within: Duration, restart: bool) {
         let status = if restart { RESTARTING } else { GOING_AWAY };
         self.status.store(status, Ordering::Relaxed);
@@ -114,8 +114,9 @@ impl Sockets {
     }
 }
 
-/// Answers with the upgrade, and serves the RPC to this caller once the client has it. A client that says
-/// which LangBot it is sends LangBot's frames, and only those.
+/// Answers with the upgrade, and then serves the RPC to this caller.
+///
+/// A client that names its LangBot instance sends LangBot's frames only.
 pub(super) fn upgrade(
     shared: &Arc<Shared>,
     asked: &mut Asked,
@@ -149,7 +150,7 @@ pub(super) fn upgrade(
     Ok(switching(key))
 }
 
-/// The answer that makes a websocket of its connection.
+/// Creates the answer that upgrades the connection to a websocket.
 pub(super) fn switching(key: HeaderValue) -> Answer {
     let nothing = Empty::new().map_err(|never| match never {});
     let mut answer = Response::new(nothing.boxed_unsync());
@@ -161,7 +162,7 @@ pub(super) fn switching(key: HeaderValue) -> Answer {
     answer
 }
 
-/// The key to answer with, if this is a request for a websocket.
+/// Returns the accept key if this is a websocket request.
 pub(super) fn key(asked: &Asked) -> Result<HeaderValue, Refusal> {
     let headers = asked.headers();
     let upgrades = asked.method() == Method::GET
@@ -183,7 +184,7 @@ pub(super) fn key(asked: &Asked) -> Result<HeaderValue, Refusal> {
         .ok_or_else(|| Refusal::new(Why::Malformed, "no valid Sec-WebSocket-Key"))
 }
 
-/// Whether this is sixteen bytes of base64.
+/// Returns whether the text is sixteen bytes in base64.
 fn is_key(key: &str) -> bool {
     let bytes = key.strip_suffix("==").unwrap_or_default();
     bytes.len() == 22
@@ -192,7 +193,7 @@ fn is_key(key: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"+/".contains(&byte))
 }
 
-/// Whether a header lists a word, without regard to case.
+/// Returns whether a header lists a word, ignoring case.
 pub(super) fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
     headers
         .get_all(name)

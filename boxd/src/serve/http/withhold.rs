@@ -1,4 +1,4 @@
-//! What a request that goes on to a box does not take along: the server's tokens, wherever they stand.
+//! Removal of the server's tokens from requests that it forwards to a box.
 
 use base64::Engine as _;
 use base64::alphabet;
@@ -10,23 +10,25 @@ use percent_encoding::percent_decode_str;
 
 use super::auth::{Auth, LANGBOT};
 
-/// Shorter words hold no token, which has 32 bytes at least.
+/// The minimum length of a word that can hold a token of 32 bytes.
 const SHORTEST_WORD: usize = 40;
 
 const LENIENT: GeneralPurposeConfig = GeneralPurposeConfig::new()
     .with_decode_padding_mode(DecodePaddingMode::Indifferent)
     .with_decode_allow_trailing_bits(true);
 
-/// Both alphabets of base64, padded or not.
+/// Both base64 alphabets, with optional padding.
 const DECODERS: [GeneralPurpose; 2] = [
     GeneralPurpose::new(&alphabet::STANDARD, LENIENT),
     GeneralPurpose::new(&alphabet::URL_SAFE, LENIENT),
 ];
 
 impl Auth {
-    /// Takes every token of ours out of the headers of a request, in whichever header and form it is: as it is, in base64 as
-    /// Basic has it, or percent-encoded. Of the cookies, only those go that hold one. LangBot's own header goes in any case:
-    /// what is in it may open another port.
+    /// Removes every token of this server from the headers of a request.
+    ///
+    /// A token may be in any header: plain, in base64 as in Basic authentication, or percent-encoded. Only the cookies
+    /// that hold a token are removed. LangBot's token header is always removed, because its value may open another
+    /// port.
     pub(super) fn withhold(&self, headers: &mut HeaderMap) {
         headers.remove(HeaderName::from_static(LANGBOT));
         let Some(tokens) = &self.tokens else {
@@ -49,7 +51,7 @@ impl Auth {
         }
     }
 
-    /// A query without the parts that hold a token of ours.
+    /// Returns a query without the parts that hold a token of this server.
     pub(super) fn other_query(&self, query: &str) -> String {
         let Some(tokens) = &self.tokens else {
             return query.to_owned();
@@ -61,14 +63,14 @@ impl Auth {
         kept.join("&")
     }
 
-    /// Whether a text holds a token of ours.
+    /// Returns whether a text holds a token of this server.
     pub(super) fn is_in(&self, text: &str) -> bool {
         let tokens = self.tokens.as_ref();
         tokens.is_some_and(|tokens| holds(tokens, text.as_bytes()))
     }
 }
 
-/// The cookies of a header that hold no token.
+/// Returns the cookies of a header that hold no token.
 fn other_cookies(tokens: &Tokens, value: &HeaderValue) -> Option<HeaderValue> {
     if !holds(tokens, value.as_bytes()) {
         return Some(value.clone());
@@ -83,7 +85,7 @@ fn other_cookies(tokens: &Tokens, value: &HeaderValue) -> Option<HeaderValue> {
     (!kept.is_empty()).then_some(kept)
 }
 
-/// Whether a token is in a text, as it is, percent-encoded, or in a word of base64.
+/// Returns whether a text holds a token: plain, percent-encoded or in base64.
 fn holds(tokens: &Tokens, text: &[u8]) -> bool {
     if tokens.are_in(text) {
         return true;
