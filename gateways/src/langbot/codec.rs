@@ -1,9 +1,9 @@
 //! LangBot's action frames.
 //!
-//! A request has `seq_id`, `action`, `data` and perhaps `context`; a response has all of `seq_id`,
-//! `code`, `message`, `data` and `chunk_status`. Unknown members are ignored, so our own peers send
-//! `deadline_ms` and `key` beside them. What is no frame is ignored and never answered. The kind of
-//! an error is the prefix of its text: `classes`.
+//! A request has `seq_id`, `action`, `data` and optionally `context`. A response has all of `seq_id`, `code`,
+//! `message`, `data` and `chunk_status`. Decoders ignore unknown members, so our own peers add `deadline_ms` and `key`.
+//! The codec ignores messages that are not frames and never answers them. The class of an error is the prefix of its
+//! text (see `classes`).
 
 pub(super) mod classes;
 
@@ -25,9 +25,9 @@ use super::errors::value_error;
 
 use self::classes::{error_text, read_error};
 
-/// Chunks a stream may be ahead of its reader.
+/// The number of chunks that a stream may be ahead of its reader.
 const STREAM_WINDOW: u32 = 8;
-/// The id under which a request without a usable one is answered.
+/// The id in the answer to a request without a usable id.
 const UNKNOWN_ID: i64 = -1;
 
 /// The request that carries a piece of a file.
@@ -72,7 +72,7 @@ impl Codec for Frames {
         params: &dyn Payload,
         meta: &Meta,
     ) -> Result<String, serde_json::Error> {
-        // There are no notifications: the answer to this one is passed over.
+        // The protocol has no notifications; the peer ignores the answer to this request.
         call(id.unwrap_or_else(ignored_id), action, params, meta)
     }
 
@@ -117,7 +117,7 @@ impl Codec for Frames {
         Flow::Window(STREAM_WINDOW)
     }
 
-    /// LangBot expects silence of an action that was cancelled.
+    /// LangBot expects no answer to a cancelled action.
     fn answers_cancelled(&self) -> bool {
         false
     }
@@ -149,7 +149,7 @@ struct Frame<'a> {
     stream_index: Option<u64>,
 }
 
-/// The number 1; there is no other flow control.
+/// The number 1, the only flow-control value.
 #[derive(Deserialize)]
 #[serde(try_from = "u8")]
 struct One;
@@ -239,7 +239,9 @@ fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable>
     })
 }
 
-/// A frame with a member of the wrong type: a request is answered all the same, an answer is passed over.
+/// Handles a frame with a member of the wrong type.
+///
+/// The codec answers such a request and ignores such a response.
 fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> Unreadable {
     #[derive(Deserialize)]
     struct Outline<'a> {
@@ -288,7 +290,7 @@ fn read_control<'a>(action: &str, data: &'a str) -> Option<Control<'a>> {
         "__stream_ack" => match serde_json::from_str::<Read>(data) {
             Ok(read) => Control::Grant {
                 id: CallId::Number(read.seq_id),
-                // One below zero is of no chunk, and so is one that was never sent.
+                // A negative or unknown number acknowledges no chunk.
                 grant: Grant::UpTo {
                     read: u64::try_from(read.index).unwrap_or(u64::MAX),
                     window: STREAM_WINDOW,
@@ -306,7 +308,7 @@ fn read_control<'a>(action: &str, data: &'a str) -> Option<Control<'a>> {
     })
 }
 
-/// An id for a request whose answer is passed over: negative, which no call's is.
+/// Returns an id for a request with an ignored answer; it is negative, unlike call ids.
 fn ignored_id() -> i64 {
     static NEXT: AtomicI64 = AtomicI64::new(UNKNOWN_ID - 1);
     NEXT.fetch_sub(1, Ordering::Relaxed)

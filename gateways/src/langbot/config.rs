@@ -1,4 +1,4 @@
-//! What `box_init` says: the `box` section of LangBot's configuration, without what is its own.
+//! The configuration from `box_init`: the `box` section of LangBot's configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use super::TOKEN_VARIABLE;
 use super::errors::value_error;
 use super::mounts::Places;
 
-/// The most bytes of configuration that are kept.
+/// The maximum length of a configuration.
 const CONFIG_BYTES: usize = 256 * 1024;
 
-/// What LangBot has said, and what follows.
+/// LangBot's configuration, and the settings derived from it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Config {
     pub(super) said: Map<String, Value>,
@@ -46,7 +46,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// These, with what was said about them.
+    /// Returns these limits with the given changes.
     fn said(&self, limits: Option<&Value>) -> Result<Self, BoxError> {
         let nothing = Map::new();
         let limits = match limits {
@@ -57,7 +57,7 @@ impl Limits {
         let read = |name: &str, now: usize, least: usize, most: usize| match limits.get(name) {
             None => Ok(now),
             Some(value) => {
-                // Python's integers have no end; one beyond ours is out of every range.
+                // Python's integers are unbounded; one beyond 64 bits is out of every range.
                 let whole = value.as_number().filter(|number| !number.is_f64());
                 let Some(number) = whole else {
                     return Err(value_error(format!("box.limits.{name} must be an integer")));
@@ -111,7 +111,7 @@ impl Limits {
 }
 
 impl Config {
-    /// This, with what is said now; each section that is named takes the place of the old one.
+    /// Returns this configuration with the given changes; each section replaces the old one.
     pub(super) fn merged(&self, now: Map<String, Value>) -> Result<Self, BoxError> {
         let mut said = self.said.clone();
         said.extend(now);
@@ -141,7 +141,7 @@ impl Config {
         resolved(self.local_text("host_root")?, None)
     }
 
-    /// Where workspaces are, if anywhere.
+    /// Returns the directory of workspaces, if one is configured.
     pub(super) fn default_workspace(&self) -> Option<PathBuf> {
         let root = self.host_root();
         match (self.local_text("default_workspace"), &root) {
@@ -150,7 +150,7 @@ impl Config {
         }
     }
 
-    /// Where directories may be made.
+    /// Returns the directories below which directories may be created.
     pub(super) fn allowed_roots(&self) -> Vec<PathBuf> {
         let said: Vec<&str> = match self.local("allowed_mount_roots") {
             Some(Value::String(roots)) => roots.split(',').collect(),
@@ -169,7 +169,7 @@ impl Config {
         }
     }
 
-    /// Makes the default workspace, if there is to be one.
+    /// Creates the default workspace, if one is configured.
     pub(super) fn make_workspace(&self, places: &Places) -> Result<(), BoxError> {
         let Some(workspace) = self.default_workspace() else {
             return Ok(());
@@ -219,7 +219,7 @@ impl Config {
     }
 }
 
-/// Where a path of the configuration leads, from `base` or from here.
+/// Resolves a path of the configuration from `base` or the current directory.
 fn resolved(path: &str, base: Option<&Path>) -> Option<PathBuf> {
     let home = || std::env::var_os("HOME").map(PathBuf::from);
     let path = match path.strip_prefix('~') {

@@ -1,4 +1,4 @@
-//! Requests about other requests: LangBot's server asks the same of them as of its actions.
+//! Control requests, which have the same requirements as LangBot's actions.
 
 use std::sync::{Arc, PoisonError};
 
@@ -14,7 +14,7 @@ use super::view::WITHOUT_CONTEXT;
 impl ControlPolicy for Connection {
     fn check(&self, control: &Control<'_>, context: Option<&str>) -> Result<(), BoxError> {
         match control {
-            // These need no workspace.
+            // These requests need no workspace.
             Control::Ping | Control::Pong | Control::Bye { .. } | Control::Other { .. } => {
                 context::check_instance(context, &self.host.instance)
             }
@@ -27,7 +27,7 @@ impl ControlPolicy for Connection {
 
     fn owns(&self, context: Option<&str>, action: &str, of: Option<&str>) -> bool {
         let whose = |context| context::placement(context, &self.host.instance).ok();
-        // What needs no workspace belongs to none.
+        // An action that needs no workspace belongs to none.
         !WITHOUT_CONTEXT.contains(&action)
             && whose(context).is_some_and(|one| Some(one) == whose(of))
     }
@@ -40,9 +40,9 @@ impl ControlPolicy for Connection {
 }
 
 impl Host {
-    /// Notes that there is such a placement, as a call of it would.
+    /// Records a placement, as a call of it would.
     fn note(self: &Arc<Self>, placement: Placement) -> Result<(), BoxError> {
-        // Of a workspace that has called nothing yet there is nothing to end.
+        // A workspace without previous calls has nothing to end.
         if !self.fence.knows(&placement.workspace) {
             return Ok(());
         }

@@ -1,25 +1,25 @@
-//! Errors in LangBot's words. Its client looks for the class in the text, and people read the rest.
+//! Errors with LangBot's texts; its client finds the class in the text.
 
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxInfo, Code};
 use serde_json::{Value, json};
 
-/// An error of a class that no word of ours stands for.
+/// Creates an error of a class that has no code of its own.
 pub(super) fn of_class(class: &str, code: Code, message: impl Into<String>) -> BoxError {
     BoxError::new(code, message).with_detail(&json!({"class": class}))
 }
 
-/// What Python says of a value that does not fit.
+/// Creates the error that Python raises for an invalid value.
 pub(super) fn value_error(message: impl Into<String>) -> BoxError {
     of_class("ValueError", Code::Validation, message)
 }
 
-/// What Python says of a key that is not there.
+/// Creates the error that Python raises for a missing key.
 pub(super) fn key_error(key: &str) -> BoxError {
     of_class("KeyError", Code::Validation, format!("'{key}'"))
 }
 
-/// A caller who may not.
+/// Creates the error for a caller without permission.
 pub(super) fn permission(message: impl Into<String>) -> BoxError {
     BoxError::denied(message)
 }
@@ -28,12 +28,12 @@ pub(super) fn stale() -> BoxError {
     permission("Stale Box placement generation")
 }
 
-/// Where grants are enforced: without one, or beyond it.
+/// Creates the error for a missing or exceeded grant.
 pub(super) fn admission(message: impl Into<String>) -> BoxError {
     BoxError::denied(message).with_detail(&Detail::about(Subject::Grant))
 }
 
-/// The place is not fit to be used.
+/// Creates the error for an installation that is not ready.
 pub(super) fn readiness(message: impl Into<String>) -> BoxError {
     BoxError::unavailable(message).with_detail(&Detail::about(Subject::Readiness))
 }
@@ -65,7 +65,7 @@ pub(super) fn already_attached(physical: &str, process: &str) -> BoxError {
     BoxError::conflict(message).with_detail(&Detail::about(Subject::Process))
 }
 
-/// A box of this name is there, and is another one.
+/// Creates the error for a box of the same name with a different field.
 pub(super) fn conflict(field: &str, info: &BoxInfo) -> BoxError {
     let message = if field == "extra_mounts" {
         "Box mounts differ from this session's immutable mount set; acquire a Box with a distinct reuse key for \
@@ -78,7 +78,7 @@ pub(super) fn conflict(field: &str, info: &BoxInfo) -> BoxError {
     BoxError::conflict(message)
 }
 
-/// A field's value as Python prints it.
+/// Formats a field's value as Python prints it.
 fn shown(field: &str, info: &BoxInfo) -> String {
     let info = serde_json::to_value(info).unwrap_or_default();
     match info.get(field) {
@@ -91,7 +91,7 @@ fn shown(field: &str, info: &BoxInfo) -> String {
     }
 }
 
-/// The field a conflict is about.
+/// Returns the field that a conflict is about.
 pub(super) fn field_of(error: &BoxError) -> Option<String> {
     if error.code() != Code::Conflict {
         return None;

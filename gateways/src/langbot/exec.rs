@@ -1,4 +1,4 @@
-//! `box_exec`, and the spec that it and `box_create_session` carry.
+//! `box_exec`, and the box spec that it shares with `box_create_session`.
 
 use std::sync::Arc;
 
@@ -27,26 +27,28 @@ use super::view::{WORLD, timeout_notice};
 const MEMBERS: &str = "session_id cmd workdir timeout_sec network image env host_path host_path_mode mount_path extra_mounts \
     persistent cpus memory_mb pids_limit read_only_rootfs workspace_quota_mb";
 
-/// The image of a spec that names none.
+/// The default image.
 pub(super) const IMAGE: &str = "rockchin/langbot-sandbox:latest";
 
-/// Bytes of a stream that are kept.
+/// The maximum bytes of a stream that the gateway keeps.
 const KEPT: u64 = 1024 * 1024;
 
-/// What a program can be given as one argument is 128 KiB; longer commands, such as those by which LangBot moves files, go
-/// through a file.
+/// The maximum length of a command that is passed as an argument.
+///
+/// The kernel limits an argument to 128 KiB. The gateway passes longer commands through a file, such as those by which
+/// LangBot transfers files.
 const LONGEST_ARGUMENT: usize = 100 * 1024;
 
-/// Bytes of such a file that are written at once.
+/// The bytes of such a file in one write.
 const PIECE: usize = 1024 * 1024;
 
-/// How long a command may run whose spec does not say.
+/// The default timeout of a command.
 const TIMEOUT_SEC: u64 = 30;
 
-/// The guest's home.
+/// The home directory inside a box.
 const HOME: &str = "/home";
 
-/// The result as LangBot reads it: its own members only.
+/// The result of a command in LangBot's format.
 #[derive(Debug, Serialize)]
 pub(super) struct Executed {
     session_id: String,
@@ -79,7 +81,7 @@ pub(super) async fn exec(
     {
         host.put_into_file(&mut spec, &id).await?;
     }
-    // LangBot's commands run in a login shell: its backends start them so.
+    // LangBot's own backends run commands in a login shell.
     let cmd = spec.cmd.take().unwrap_or_default();
     let params = BoxExecParams {
         program: Some(Program::argv(["sh", "-lc", cmd.trim()])?),
@@ -88,7 +90,7 @@ pub(super) async fn exec(
     };
     let outcome = {
         let (runtime, caller) = (host.making(), host.caller());
-        // Also when it goes on alone, it ends with its placement.
+        // The lease also ends the command with its placement after the connection has closed.
         let lease = host.enter(&placement).await?;
         let run = async move {
             tokio::select! {
@@ -137,7 +139,7 @@ impl Executed {
     }
 }
 
-/// Output as LangBot's backends tell it: trimmed, with a notice of what was cut off.
+/// Formats output as LangBot's backends do: trimmed, with a notice of truncation.
 fn told(output: &str, dropped: u64) -> String {
     let mut text = stripped(output).to_owned();
     if dropped > 0 {
@@ -148,13 +150,13 @@ fn told(output: &str, dropped: u64) -> String {
     text
 }
 
-/// Without what Python takes for space at both ends.
+/// Strips the characters that Python treats as whitespace from both ends.
 fn stripped(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '\x1c'..='\x1f'))
 }
 
 impl Host {
-    /// Puts a command that is too long into a file of its box, and has the file read instead.
+    /// Writes an overlong command to a file in its box, and runs the file instead.
     async fn put_into_file(&self, spec: &mut SpecDraft, id: &BoxId) -> Result<(), BoxError> {
         let cmd = spec.cmd.take().unwrap_or_default();
         let made = BoxCreateParams {
@@ -187,8 +189,9 @@ impl Host {
         Ok(())
     }
 
-    /// The spec that a call carries, with what this world adds to it, and the box it names: as it is called here. Its host
-    /// paths are real and may be mounted.
+    /// Returns the spec that a call carries, with the gateway's additions, and the box id.
+    ///
+    /// The spec's host paths are resolved and may be mounted.
     pub(super) async fn spec(
         &self,
         placement: &Placement,
@@ -221,7 +224,7 @@ impl Host {
             .physical(draft.box_id.as_deref().unwrap_or_default())
             .map_err(|error| BoxError::validation(error.message()))?;
         draft.box_id = Some(id.as_str().to_owned());
-        // The rules of the fields come before a look at the file system.
+        // Validate the fields before the file system is accessed.
         draft.clone().build()?;
         if let Some(service) = &self.policy {
             draft = service.decided(draft, &self.owner).await?;
@@ -234,7 +237,7 @@ impl Host {
             name: "box".to_owned(),
             home: HOME.to_owned(),
         });
-        // Never wider than asked for; where there is no network, the box says so and is offline.
+        // The network is never wider than requested; without one, the box reports that it is offline.
         draft.best_effort =
             (draft.network == Some(Network::On)).then(|| vec!["network".to_owned()]);
         Ok((draft, id))

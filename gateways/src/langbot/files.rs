@@ -1,5 +1,7 @@
-//! LangBot's file transfer: a file arrives as a series of small requests before the call that needs it. No action that
-//! is served here needs one: the pieces are checked and counted as LangBot's own runtime does it, and not kept.
+//! LangBot's file transfer: a series of small requests before the call that needs it.
+//!
+//! No action of this gateway needs a file. The gateway checks and counts the pieces as LangBot's own runtime does, and
+//! does not keep them.
 
 use std::collections::HashMap;
 
@@ -10,11 +12,11 @@ use serde_json::{Map, Value};
 
 use super::errors::{of_class, value_error};
 
-/// Files of one connection.
+/// The maximum number of files per connection.
 const OPEN_FILES: usize = 128;
-/// Bytes of one piece.
+/// The maximum length of a piece.
 const PIECE_BYTES: usize = 16 * 1024;
-/// The longest key.
+/// The maximum length of a key.
 const KEY_BYTES: usize = 255;
 
 #[derive(Debug, Default)]
@@ -38,7 +40,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Refuses what LangBot's own server refuses, in its order and its words.
+    /// Parses a piece; errors have the order and the texts of LangBot's own server.
     fn read(text: &str) -> Result<Self, RpcError> {
         let members: Map<String, Value> = serde_json::from_str(text)
             .map_err(|error| RpcError::fault(Fault::InvalidMessage, error.to_string()))?;
@@ -78,7 +80,9 @@ impl Piece {
 }
 
 impl Files {
-    /// Adds a piece: in order, from 0, as many as the first one announced. All files have `most` bytes at most.
+    /// Adds a piece.
+    ///
+    /// Pieces arrive in order from 0, as many as the first one announced. All files together have at most `most` bytes.
     pub(super) fn add(&mut self, piece: &str, most: usize) -> Result<(), RpcError> {
         let piece = Piece::read(piece)?;
         let known = self.open.get(&piece.key);
@@ -124,7 +128,7 @@ fn out_of_order() -> RpcError {
     value_error("Invalid file transfer capability")
 }
 
-/// A letter or digit, then those and `._-`, and nothing that could be a path.
+/// Returns whether a key is a letter or digit, then those and `._-`, and no path.
 fn is_key(key: &str) -> bool {
     let first = key
         .bytes()

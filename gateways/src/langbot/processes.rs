@@ -1,7 +1,7 @@
-//! Managed processes: commands of the role `process`, several a box, that outlive the connection which started them.
+//! Managed processes: commands with the role `process`, several per box.
 //!
-//! Each is watched until it ends, for three things: how many run is known without asking every box, a box whose process runs
-//! is in use, and an end is noticed.
+//! A process outlives the connection that started it. The gateway watches each process until it ends. It can therefore
+//! count running processes without asking every box, keep their boxes in use, and record the end.
 
 mod model;
 mod registry;
@@ -30,13 +30,13 @@ use super::actions::{Data, as_text, members, required, to_its_end};
 use super::context::Placement;
 use super::errors::{admission, key_error, no_process};
 
-/// Characters of standard error that are told with a process.
+/// The maximum characters of standard error in the description of a process.
 const PREVIEW_CHARS: usize = 4000;
 
-/// How long a process may take to end by itself.
+/// How long a process may take to end after its input is closed.
 const GRACE_MS: u64 = 5_000;
 
-/// Notes the end of a process. Until then its box is in use.
+/// Records the end of a process, and keeps its box in use until then.
 fn watch(
     processes: Arc<Processes>,
     runtime: BoxRuntime,
@@ -57,7 +57,7 @@ fn watch(
         };
         match runtime.attach_command(&caller, until_its_end, chunks).await {
             Ok(_) => process.ended(),
-            // Its box is gone, and it with it.
+            // The box is deleted, and its processes with it.
             Err(_) => processes.forget(&key, &process),
         }
     });
@@ -109,7 +109,7 @@ pub(super) async fn stop(
     Ok(stopped)
 }
 
-/// Every process of a box, by its id.
+/// Returns every process of a box, by its id.
 pub(super) async fn all(
     host: &Arc<Host>,
     placement: &Placement,
@@ -125,7 +125,7 @@ pub(super) async fn all(
     Ok(told_of)
 }
 
-/// The process that a call names.
+/// Returns the process that a call names.
 async fn found(
     host: &Host,
     placement: &Placement,
@@ -197,7 +197,7 @@ impl Host {
     ) -> Result<CommandInfo, BoxError> {
         let caller = self.caller();
         if spec.cwd != DEFAULT_MOUNT_PATH {
-            // As LangBot's backends do; where it cannot be made, the start says so.
+            // LangBot's backends do the same; if this fails, the start reports the error.
             let _ = self
                 .runtime
                 .forward::<FileMkdir>(&caller, &directory(id, &spec.cwd))
@@ -224,7 +224,7 @@ impl Host {
             data: None,
             close: true,
         };
-        // It may have ended, or closed its input itself.
+        // The process may have ended or closed its input.
         let _ = self.runtime.input_command(&caller, no_more).await;
         let kill = CommandKillParams {
             box_id,
@@ -246,7 +246,7 @@ impl Host {
         }
     }
 
-    /// A process of a box that is there.
+    /// Returns a process of an existing box.
     pub(super) async fn process(
         &self,
         session: &BoxId,
@@ -275,12 +275,12 @@ impl Host {
         Ok(self.told(listed, session).await?.items)
     }
 
-    /// The newest of a process's standard error: whole lines, as many as fit.
+    /// Returns the last whole lines of standard error that fit the preview.
     async fn preview(&self, key: &Key, info: &CommandInfo) -> String {
         if info.size.stderr == 0 {
             return String::new();
         }
-        // Of a character there are four bytes at most.
+        // A character has at most four bytes.
         let from = info.size.stderr.saturating_sub(4 * PREVIEW_CHARS as u64);
         let from = PerStream {
             stdout: info.size.stdout,
@@ -315,7 +315,7 @@ impl Host {
         newest_lines(&String::from_utf8_lossy(&bytes), PREVIEW_CHARS)
     }
 
-    /// Finds the processes of boxes that are older than this server.
+    /// Registers the processes of boxes that are older than this server.
     pub(super) fn look_for_processes(self: &Arc<Self>) {
         let host = Arc::clone(self);
         let look = async move {
@@ -350,7 +350,7 @@ fn directory(session: &BoxId, path: &str) -> FileMkdirParams {
     }
 }
 
-/// The last lines that fit; of one that does not fit alone, its end.
+/// Returns the last lines that fit, or the end of the last line if it does not fit.
 fn newest_lines(text: &str, most: usize) -> String {
     let text = text.trim_end();
     let start = text

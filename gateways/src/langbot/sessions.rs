@@ -1,4 +1,4 @@
-//! Boxes, as LangBot sees them: those of one placement, by the names it gave them.
+//! The boxes of one placement, under LangBot's names.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use super::fence::Lease;
 use super::view::{SessionView, WORLD};
 use super::{Host, processes};
 
-/// How often a shutdown looks for boxes that were being made when it began.
+/// How many times a shutdown checks for boxes that were being created when it started.
 const ROUNDS: usize = 8;
 
 pub(super) async fn create(
@@ -119,7 +119,7 @@ pub(super) async fn status(host: Arc<Host>, placement: Arc<Placement>) -> Result
     }))
 }
 
-/// Ends every box of this installation. The server goes on, and meanwhile makes no new ones.
+/// Deletes every box of this installation; the server refuses new ones meanwhile.
 pub(super) async fn shutdown(connection: Connection) -> Result<Value, BoxError> {
     let host = connection.host;
     to_its_end(async move {
@@ -133,7 +133,7 @@ pub(super) async fn shutdown(connection: Connection) -> Result<Value, BoxError> 
 }
 
 impl Host {
-    /// Lets a call of this placement in, once nothing is left of the older ones.
+    /// Admits a call of this placement, after older placements are cleared.
     pub(super) async fn enter(&self, placement: &Placement) -> Result<Lease, BoxError> {
         let floor = if self.fence.knows(&placement.workspace) {
             0
@@ -159,7 +159,7 @@ impl Host {
         let Ok(all) = self.sessions().await else {
             return;
         };
-        // The newest may have become newer still; of its boxes none is older than this.
+        // The newest placement may have changed meanwhile; none of its boxes is older than this placement.
         let older = all.into_iter().filter(|info| {
             let generation = placement.generation_of(info.box_id.as_str());
             generation.is_some_and(|of| {
@@ -184,7 +184,7 @@ impl Host {
         Err(BoxError::unavailable("some boxes did not end"))
     }
 
-    /// Deletes these boxes at once, whatever they do.
+    /// Deletes these boxes immediately, regardless of running commands.
     pub(super) async fn end(&self, sessions: Vec<BoxInfo>) {
         let caller = self.caller();
         let ends = sessions.into_iter().map(|info| {
@@ -204,7 +204,7 @@ impl Host {
         }
     }
 
-    /// Every box of this installation, whichever workspace it belongs to, that can still be used.
+    /// Returns every usable box of this installation, in all workspaces.
     pub(super) async fn sessions(&self) -> Result<Vec<BoxInfo>, BoxError> {
         let params = BoxListParams {
             world: Some(WORLD),
@@ -224,7 +224,7 @@ impl Host {
         Ok(all)
     }
 
-    /// A box that can still be used.
+    /// Returns a usable box.
     pub(super) async fn session(&self, id: &BoxId) -> Result<BoxInfo, BoxError> {
         let info = self.runtime.get(&self.caller(), id).await;
         info.ok()
@@ -232,7 +232,7 @@ impl Host {
             .ok_or_else(|| no_session(id.as_str()))
     }
 
-    /// What the runtime answered about this box, in LangBot's words.
+    /// Converts the runtime's answer about this box to LangBot's error texts.
     pub(super) async fn told<T>(
         &self,
         outcome: Result<T, BoxError>,
@@ -256,7 +256,9 @@ impl Host {
         }
     }
 
-    /// The box that a call names. Where grants are required, a workspace has one.
+    /// Returns the id of the box that a call names.
+    ///
+    /// If grants are required, a workspace has exactly one box.
     pub(super) fn physical(&self, placement: &Placement, logical: &str) -> Result<BoxId, BoxError> {
         let only = self
             .admission
@@ -268,7 +270,7 @@ impl Host {
         placement.physical(logical)
     }
 
-    /// Refuses while everything is being ended.
+    /// Returns an error while a shutdown is in progress.
     pub(super) fn refuse_if_closing(&self) -> Result<(), BoxError> {
         if self.is_closing() {
             return Err(super::errors::shutting_down());
@@ -276,7 +278,7 @@ impl Host {
         Ok(())
     }
 
-    /// The most boxes a workspace may have.
+    /// Returns the maximum number of boxes of a workspace.
     async fn most_sessions(&self, placement: &Placement) -> Result<usize, BoxError> {
         let most = self.config().limits.max_sessions;
         let Some(grant) = self.require_grant(placement).await? else {
@@ -288,7 +290,7 @@ impl Host {
     }
 }
 
-/// A backend's name, with what its boxes lack.
+/// Returns a backend's name with the features that its boxes lack.
 pub(super) fn named(backend: &str, degraded: &[String]) -> String {
     if degraded.is_empty() {
         backend.to_owned()
@@ -297,7 +299,7 @@ pub(super) fn named(backend: &str, degraded: &[String]) -> String {
     }
 }
 
-/// A box as LangBot reads it.
+/// Converts a box to LangBot's format.
 fn view(placement: &Placement, mut info: BoxInfo) -> Value {
     info.backend_name = named(&info.backend_name, &info.degraded);
     let view = json!(SessionView::from(&info));

@@ -1,5 +1,6 @@
-//! LangBot's framing of the standard streams: its readers break on lines of more than 64 KiB, so a long message travels
-//! as several lines.
+//! LangBot's framing of the standard streams.
+//!
+//! LangBot's readers fail on lines longer than 64 KiB, so a long message is sent as several lines.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::pieces::{Assembly, LINE_BYTES, PIECE_BYTES, Pieces};
 
-/// A connection that sends long messages in pieces, over one that carries a line each.
+/// A connection that splits long messages, over one that carries lines.
 pub struct InPieces {
     send: Box<dyn SendHalf>,
     receive: Box<dyn ReceiveHalf>,
@@ -24,7 +25,7 @@ impl std::fmt::Debug for InPieces {
 }
 
 impl InPieces {
-    /// Frames what `lines` carries. `limits` gives the longest message and the time one may take.
+    /// Wraps `lines`; `limits` gives the maximum message length and receive time.
     pub fn over(lines: Box<dyn Connection>, limits: &Limits) -> Self {
         let (send, mut receive) = lines.split();
         receive.accept_up_to(limits.message_bytes.max(LINE_BYTES));
@@ -50,7 +51,7 @@ impl Connection for InPieces {
     }
 }
 
-/// The half that sends.
+/// The sending half.
 struct Send(Box<dyn SendHalf>);
 
 #[async_trait]
@@ -88,20 +89,20 @@ impl SendHalf for Send {
     }
 }
 
-/// The half that receives.
+/// The receiving half.
 struct Receive {
     lines: Box<dyn ReceiveHalf>,
     assembly: Assembly,
-    /// How long a message may take.
+    /// How long a message may take to arrive.
     frame: Duration,
-    /// When the message that has been begun must have ended.
+    /// The deadline of the message that is arriving.
     until: Option<Instant>,
-    /// What went wrong where only a message could be returned.
+    /// An error to return from the next call.
     failed: Option<ConnectionError>,
 }
 
 impl Receive {
-    /// A whole message, if the line is its last.
+    /// Returns a message if the line completes one.
     fn take(&mut self, line: String) -> Result<Option<String>, ConnectionError> {
         let taken = self.assembly.take(line);
         if !self.assembly.is_open() {

@@ -1,4 +1,6 @@
-//! How much room a workspace takes, on the host and in its boxes, and whether both sides see the same directory.
+//! The storage use of a workspace, on the host and in its boxes.
+//!
+//! This module also verifies that LangBot and the gateway see the same directory.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
@@ -27,26 +29,26 @@ use super::admission::{managed_root, tenants};
 use super::context::Placement;
 use super::errors::readiness;
 
-/// Entries of a workspace that are looked at.
+/// The maximum number of entries that are counted per workspace.
 const MOST_ENTRIES: u64 = 1_000_000;
 
-/// How long a box may take to measure itself.
+/// The timeout of a measurement inside a box.
 const MEASURE: Duration = Duration::from_secs(15);
 
-/// What a marker's name begins with, before 32 hex digits.
+/// The prefix of a marker's name, followed by 32 hex digits.
 const MARKER: &str = ".langbot-box-volume-probe-";
 
-/// The most bytes of a marker.
+/// The maximum length of a marker.
 const MARKER_BYTES: u64 = 1024;
 
-/// Where boxes keep what: the key, and the directory.
+/// The measured directories inside a box: the key and the path.
 const INSIDE: [(&str, &str); 3] = [
     ("session_workspaces", "/workspace"),
     ("session_caches", "/home/.cache"),
     ("session_temp", "/tmp"),
 ];
 
-/// Prints a key, whether the directory is there, its kilobytes and its files.
+/// Prints each key, whether the directory exists, its kilobytes and its files.
 const SCRIPT: &str = r#"measure() {
   if [ -e "$2" ]; then
     set -- "$1" "$2" $(du -sk "$2" 2>/dev/null)
@@ -96,11 +98,11 @@ pub(super) async fn analysis(
     }))
 }
 
-/// What a box said of one of its directories: whether it is there, its bytes, its files.
+/// The measurements of a box: for each directory whether it exists, its bytes, its files.
 type Measured = [(bool, u64, u64); INSIDE.len()];
 
 impl Host {
-    /// Lets a box measure itself, beside whatever runs in it.
+    /// Measures a box by a command inside it.
     async fn measure(&self, info: &BoxInfo) -> Option<Measured> {
         let calls = INSIDE.map(|(key, path)| format!("measure {key} {path}"));
         let program = Program::text(format!("{SCRIPT}\n{}", calls.join("\n"))).ok()?;
@@ -153,7 +155,9 @@ fn read_report(text: &str) -> Measured {
     report
 }
 
-/// What all boxes of a workspace hold. Of a workspace that is the host's, the host has told.
+/// Sums the measurements of all boxes of a workspace.
+///
+/// A workspace directory on the host is measured there instead.
 fn summed(sessions: &[BoxInfo], reports: &[Option<Measured>], processes: &[usize]) -> Vec<Value> {
     if sessions.is_empty() {
         return Vec::new();
@@ -223,19 +227,19 @@ fn summed(sessions: &[BoxInfo], reports: &[Option<Measured>], processes: &[usize
 struct StorageDirectory {
     key: &'static str,
     path: String,
-    /// `root`, or `detail` for a part of one.
+    /// `root`, or `detail` for a part of a root.
     kind: &'static str,
     exists: bool,
     size_bytes: u64,
     file_count: u64,
-    /// Entries that the runtime could not read.
+    /// The number of entries that the runtime could not read.
     error_count: u64,
     scope: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent_key: Option<&'static str>,
 }
 
-/// The workspace of a tenant on the host, and parts of it.
+/// Measures a tenant's workspace on the host, and parts of it.
 fn measured(workspace: &Path) -> Vec<StorageDirectory> {
     let mut left = MOST_ENTRIES;
     let parts = [("mcp", ".mcp"), ("inbox", "inbox"), ("outbox", "outbox")];
@@ -253,7 +257,9 @@ fn measured(workspace: &Path) -> Vec<StorageDirectory> {
     all
 }
 
-/// Counts the entries below a directory, at most `left`. Links are counted, never followed; what cannot be read is an error.
+/// Counts the entries below a directory, at most `left`.
+///
+/// Symbolic links are counted and never followed. An unreadable entry counts as an error.
 fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
     let mut found = StorageDirectory {
         path: root.display().to_string(),
@@ -288,7 +294,7 @@ fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
     found
 }
 
-/// Reads a marker that LangBot has put into the workspace, so that both know they see the same one.
+/// Reads a marker that LangBot has written, to verify that both see the same workspace.
 pub(super) async fn verify(connection: Connection, data: Data) -> Result<Value, BoxError> {
     let name = members(&data)?
         .get("marker_name")
@@ -315,7 +321,7 @@ fn read_marker(root: &Path, name: &str) -> Result<(String, u64), BoxError> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::open(root, flags | OFlags::DIRECTORY, Mode::empty())
         .map_err(|_| unreadable())?;
-    // Non-blocking, so that a pipe put in the marker's place cannot hold us up.
+    // Non-blocking, so that a pipe in place of the marker cannot block the server.
     let marker = rustix::fs::openat(&directory, name, flags | OFlags::NONBLOCK, Mode::empty());
     let marker = fs::File::from(marker.map_err(|_| unreadable())?);
     let metadata = marker.metadata().map_err(|_| unreadable())?;

@@ -1,4 +1,4 @@
-//! LangBot's view of a box, and a few of its words.
+//! LangBot's view of a box, and a few of its constants.
 
 use box_protocol::{BoxInfo, HostPathMode, LaneStatus, Network, UnixMs, World};
 use serde::{Serialize, Serializer};
@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 /// The gateway's name, which its boxes carry.
 pub(super) const WORLD: World = World::of("langbot");
 
-/// Those of LangBot's actions that need no tenant context.
+/// The actions that need no tenant context.
 pub(super) const WITHOUT_CONTEXT: &[&str] = &[
     "box_health",
     "box_get_backend_info",
@@ -17,18 +17,18 @@ pub(super) const WITHOUT_CONTEXT: &[&str] = &[
     "box_shutdown",
 ];
 
-/// What LangBot reads on standard error after a timeout that left it empty.
+/// Returns LangBot's standard error text for a timeout without output.
 pub(super) fn timeout_notice(timeout_sec: u64) -> String {
     format!("Command timed out after {timeout_sec} seconds.")
 }
 
-/// A time as LangBot reads it.
+/// Serializes a time as LangBot reads it.
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
 pub(super) fn as_text<S: Serializer>(at: &UnixMs, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(at)
 }
 
-/// A box as LangBot reads it: its own members only, times as texts.
+/// A box in LangBot's format, with times as text.
 #[derive(Debug, Serialize)]
 pub(super) struct SessionView<'a> {
     session_id: &'a str,

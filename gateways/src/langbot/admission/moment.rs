@@ -1,8 +1,8 @@
-//! Moments, as Python writes them.
+//! Times in Python's format.
 
 use box_protocol::UnixMs;
 
-/// A moment, in microseconds: what LangBot sends is given back as it was.
+/// A time in microseconds, so that LangBot gets back exactly the time it sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::langbot) struct Micros(pub(in crate::langbot) u64);
 
@@ -39,7 +39,7 @@ impl Micros {
     }
 }
 
-/// The minutes that a zone is ahead, as in `+08:00`.
+/// Returns the offset of a time zone such as `+08:00`, in minutes.
 fn minutes(zone: &str) -> Option<i64> {
     let sign = match zone.as_bytes().first()? {
         b'+' => 1,

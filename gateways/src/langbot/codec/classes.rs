@@ -1,15 +1,16 @@
-//! The class of an error is the prefix of its text, as LangBot's client looks for it.
+//! Error classes: prefixes of the error text that LangBot's client looks for.
 
 use std::borrow::Cow;
 
 use box_rpc::{Code, Fault, LimitDetail, RpcError};
 use serde::{Deserialize, Serialize};
 
-/// Longest error text without its class, in characters.
+/// The maximum length of an error text without its class, in characters.
 const ERROR_CHARS: usize = 4096;
 
-/// The prefixes, in the order in which LangBot's client looks for them. Some stand for a narrower
-/// subject than the word does; the error's detail `subject` says which.
+/// The prefixes, in the order in which LangBot's client looks for them.
+///
+/// Some stand for a narrower subject than the code does; the error's detail `subject` names it.
 const PREFIXES: [(&str, Code, Option<&str>); 14] = [
     ("BoxAdmissionError", Code::Denied, Some("grant")),
     ("BoxReadinessError", Code::Unavailable, Some("readiness")),
@@ -40,7 +41,7 @@ struct Subject {
     subject: Cow<'static, str>,
 }
 
-/// A gateway that answers as LangBot's own server would may name the class itself.
+/// The class that a gateway sets itself, to answer as LangBot's own server would.
 #[derive(Deserialize)]
 struct Class {
     class: String,
@@ -55,7 +56,7 @@ pub(super) fn error_text(error: &RpcError) -> String {
         (Some(Fault::UnknownAction), ..) => return format!("ValueError: {message}"),
         (Some(Fault::InvalidMessage), ..) => return format!("ValidationError: {message}"),
         (Some(Fault::InvalidParams), ..) => {
-            // What a Python handler says when it takes a missing key out of `data`.
+            // The text of a Python handler for a missing key in `data`.
             let missing = message.split_once("missing field `");
             return match missing.and_then(|(_, rest)| rest.split_once('`')) {
                 Some((field, _)) => format!("KeyError: '{field}'"),
@@ -77,7 +78,7 @@ pub(super) fn error_text(error: &RpcError) -> String {
     format!("{}: {message}", class_of(error))
 }
 
-/// The class that LangBot has for this error.
+/// Returns LangBot's class for this error.
 pub(in crate::langbot) fn class_of(error: &RpcError) -> &'static str {
     if matches!(error.code(), Code::TooLarge | Code::Overloaded) {
         return "ValueError";
@@ -102,7 +103,7 @@ pub(in crate::langbot) fn class_of(error: &RpcError) -> &'static str {
         .map_or("RuntimeError", |(prefix, ..)| prefix)
 }
 
-/// A text no longer than LangBot's own server would send it.
+/// Truncates a text to the maximum of LangBot's own server.
 fn shortened(message: &str) -> Cow<'_, str> {
     match message.char_indices().nth(ERROR_CHARS) {
         Some((cut, _)) => format!("{}... [protocol error truncated]", &message[..cut]).into(),

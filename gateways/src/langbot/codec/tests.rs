@@ -1,4 +1,4 @@
-//! Every shape of the frames, written down. A change of the wire fails here first.
+//! Every form of the frames; a change of the wire format fails here first.
 
 use box_rpc::Code;
 use box_rpc::fuzzing;
@@ -15,7 +15,7 @@ fn decode(text: &str) -> Result<Message<'_>, Unreadable> {
     super::decode(text, &limits())
 }
 
-/// Control requests count their ids down over the whole process.
+/// Replaces ids of control requests, which count down over the whole process.
 fn stable(text: &str) -> String {
     match text
         .strip_prefix("{\"seq_id\":-")

@@ -1,4 +1,4 @@
-//! Which processes there are, which of them run, and which have a relay.
+//! The registry of managed processes, with their state and relays.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,19 +10,19 @@ use tokio::time::Instant;
 
 pub(super) type Key = (BoxId, CommandId);
 
-/// The processes there are.
+/// All managed processes.
 #[derive(Debug, Default)]
 pub(in crate::langbot) struct Processes(Mutex<HashMap<Key, Arc<Process>>>);
 
-/// What is known of one beyond what its box knows.
+/// The gateway's state of a process, beyond that of its box.
 #[derive(Debug)]
 pub(in crate::langbot) struct Process {
     running: AtomicBool,
-    /// A relay is attached.
+    /// Whether a relay is attached.
     attached: AtomicBool,
-    /// Bytes of standard output that relays have passed on.
+    /// Bytes of standard output that relays have forwarded.
     passed_on: AtomicU64,
-    /// When it was last seen to change.
+    /// When its state last changed.
     changed: Mutex<Instant>,
 }
 
@@ -53,24 +53,24 @@ impl Process {
         *self.changed.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Attaches a relay, unless there is one.
+    /// Attaches a relay, unless another one is attached.
     pub(in crate::langbot) fn attach(self: &Arc<Self>) -> Option<Attachment> {
         let free = !self.attached.swap(true, Ordering::AcqRel);
         free.then(|| Attachment(Arc::clone(self)))
     }
 }
 
-/// The one relay of a process, until it is dropped.
+/// The only relay of a process; dropping it detaches the relay.
 #[derive(Debug)]
 pub(in crate::langbot) struct Attachment(Arc<Process>);
 
 impl Attachment {
-    /// Where reading goes on.
+    /// Returns the output offset where reading continues.
     pub(in crate::langbot) fn passed_on(&self) -> u64 {
         self.0.passed_on.load(Ordering::Acquire)
     }
 
-    /// So much has been passed on.
+    /// Records the output offset up to which the relay has forwarded.
     pub(in crate::langbot) fn pass_on(&self, offset: u64) {
         self.0.passed_on.store(offset, Ordering::Release);
     }
@@ -88,7 +88,9 @@ impl Processes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a process, if there is one. The process of the same id that it replaces needs none.
+    /// Reserves an entry for a process within the limit.
+    ///
+    /// A process that replaces another one of the same id needs no new entry.
     pub(super) fn begin(&self, key: Key, most: usize) -> Result<Arc<Process>, BoxError> {
         let mut all = self.lock();
         let running = all
@@ -107,14 +109,14 @@ impl Processes {
         Ok(process)
     }
 
-    /// Adds one that runs already, unless it is known.
+    /// Adds a process that is already running, unless it is registered.
     pub(super) fn add(&self, key: Key, process: &Arc<Process>) {
         self.lock()
             .entry(key)
             .or_insert_with(|| Arc::clone(process));
     }
 
-    /// Those that ended first, beyond so many that have ended.
+    /// Returns the oldest ended processes beyond the number to keep.
     pub(super) fn too_old(&self, most: usize) -> Vec<Key> {
         let mut ended: Vec<_> = {
             let all = self.lock();
@@ -139,7 +141,7 @@ impl Processes {
             .cloned()
     }
 
-    /// Lets go of a process, unless another has its id by now.
+    /// Removes a process, unless another one has its id by now.
     pub(super) fn forget(&self, key: &Key, process: &Arc<Process>) {
         let mut all = self.lock();
         if all
@@ -151,7 +153,7 @@ impl Processes {
         process.ended();
     }
 
-    /// Lets go of every process of a box that is gone.
+    /// Removes every process of a deleted box.
     pub(in crate::langbot) fn forget_session(&self, session: &BoxId) {
         self.lock().retain(|(of, _), _| of != session);
     }
@@ -163,7 +165,7 @@ impl Processes {
             .count()
     }
 
-    /// How many run, and how many have ended.
+    /// Returns the numbers of running and of ended processes.
     pub(in crate::langbot) fn counts(&self) -> (usize, usize) {
         let all = self.lock();
         let running = all.values().filter(|process| process.is_running()).count();
@@ -185,7 +187,7 @@ mod tests {
         let first = processes.begin(key("a"), 1).unwrap();
         let full = processes.begin(key("b"), 1).unwrap_err();
         assert_eq!(full.message(), "Box managed process capacity reached (1)");
-        // One of the same id takes its place.
+        // A process of the same id replaces it.
         let again = processes.begin(key("a"), 1).unwrap();
         processes.forget(&key("a"), &first);
         assert_eq!(processes.counts(), (1, 0));

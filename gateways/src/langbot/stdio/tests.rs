@@ -93,8 +93,9 @@ async fn a_message_in_pieces_must_end_in_time_as_a_whole() {
     writer.abort();
 }
 
-/// What a reader makes of `text` if `bytes` of it come every five seconds: the lengths of the messages,
-/// or why there were no more.
+/// Reads `text` with `bytes` of it arriving every five seconds.
+///
+/// Returns the lengths of the messages, or the error that ended them.
 async fn trickled(text: String, bytes: usize) -> Result<Vec<usize>, ConnectionError> {
     let (near, mut far) = tokio::io::duplex(1 << 20);
     let mut lines = Line::new(near, tokio::io::sink(), &Limits::default());
@@ -109,7 +110,7 @@ async fn trickled(text: String, bytes: usize) -> Result<Vec<usize>, ConnectionEr
     let reader = async {
         let mut lengths = Vec::new();
         loop {
-            // As the engine does: first what is here already.
+            // The engine also takes messages that have already arrived first.
             let received = match receive.receive_ready() {
                 Some(ready) => Ok(Some(ready)),
                 None => receive.receive().await,
