@@ -1,4 +1,4 @@
-//! The areas of `cargo xtask test AREA`: the tests of one crate or layer, without the rest of CI.
+//! The areas of `cargo xtask test AREA`: the tests of one crate or layer.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use crate::{
     fuzz, guest, langbot, release, tools,
 };
 
-/// A name, and the arguments that choose its tests for `cargo nextest run` and `cargo test` alike.
+/// A name, and its arguments for both `cargo nextest run` and `cargo test`.
 type Area = (&'static str, &'static [&'static str]);
 
-/// Areas that the test runner runs by itself.
+/// Areas that need only the test runner.
 const AREAS: &[Area] = &[
     ("rpc", &["-p box-rpc", "-p box-tests --test rpc"]),
     ("transports", &["-p box-transports"]),
@@ -42,7 +42,7 @@ const STEPS: &[&str] = &[
     "builds",
 ];
 
-/// The tests of `cargo xtask check`: each ends within seconds and needs no privilege.
+/// The tests of `cargo xtask check`, which need seconds and no privilege.
 const QUICK: &[&str] = &[
     "--workspace --lib --bins",
     "-p box-runtime --test suite",
@@ -50,7 +50,7 @@ const QUICK: &[&str] = &[
     "-p box-tests --test rpc --test boxes",
 ];
 
-/// Runs one area. A second argument runs only the tests whose names contain it.
+/// Runs one area; a second argument filters tests by name.
 pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[String]) -> Result {
     let mut counts = Counts::default();
     if let Some((_, parts)) = AREAS.iter().find(|(name, _)| *name == area) {
@@ -78,7 +78,7 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[St
     }
 }
 
-/// The names of all areas.
+/// Returns the names of all areas.
 fn known() -> String {
     let names = AREAS.iter().map(|(name, _)| *name);
     let names: Vec<_> = names.chain(STEPS.iter().copied()).collect();
@@ -93,7 +93,7 @@ pub(crate) fn quick(workspace: &Workspace, counts: &mut Counts) -> Result {
     Ok(())
 }
 
-/// Runs the tests that `part` chooses, with nextest if it is installed.
+/// Runs the tests that `part` selects, with nextest if it is installed.
 pub(crate) fn tests(
     workspace: &Workspace,
     part: &str,

@@ -1,4 +1,6 @@
-//! Steps that run beside the others, because they wait a lot: each is an area, whose output is printed when its turn comes.
+//! Steps that run in parallel with others, because they mostly wait.
+//!
+//! Each step is an area. Its output is printed when its turn comes.
 
 use std::{
     env,
@@ -15,12 +17,12 @@ use crate::{
     counts::{Counts, Runner},
 };
 
-/// An area that runs while other steps do.
+/// An area that runs in parallel with other steps.
 #[derive(Debug)]
 pub(crate) struct Beside {
     area: &'static str,
     log: PathBuf,
-    /// How it ended, and how long it took.
+    /// The result and the duration.
     ending: JoinHandle<std::result::Result<Duration, String>>,
 }
 
@@ -47,7 +49,7 @@ impl Beside {
         Ok(Self { area, log, ending })
     }
 
-    /// Waits for its end, prints what it has said, and adds what a test runner in it has reported.
+    /// Waits for the area, prints its output, and adds its test counts.
     pub(crate) fn finish(self, runner: Option<Runner>, counts: &mut Counts) -> Result<Duration> {
         let ended = self.ending.join();
         let said = String::from_utf8_lossy(&fs::read(&self.log)?).into_owned();

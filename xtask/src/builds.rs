@@ -1,4 +1,4 @@
-//! Builds that no other step makes: the oldest supported compiler, and combinations of features.
+//! Builds with the oldest supported compiler, and with combinations of features.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::{
     manifest::Manifest,
 };
 
-/// Crates with features, each in combinations that a user may choose.
+/// Crates with features, in the combinations that a user may choose.
 const FEATURES: [&str; 4] = [
     "--package box-runtime --no-default-features",
     "--package box-runtime --no-default-features --features fake",
@@ -16,12 +16,12 @@ const FEATURES: [&str; 4] = [
     "--package box-rpc --features fuzzing,schema",
 ];
 
-/// Checks the workspace with the `rust-version` of its manifest, and each combination of features.
+/// Checks the workspace with its `rust-version`, and each combination of features.
 pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
     let oldest = Manifest::read(workspace)?.rust_version;
     let install = format!("toolchain install {oldest} --profile minimal --no-self-update");
     command::status(&mut workspace.program("rustup", &install))?;
-    // A folder of its own: artefacts of two compilers would replace each other.
+    // A separate folder, because the artefacts of two compilers would replace each other.
     let folder = target.join("oldest");
     let mut cargo = workspace.program("rustup", &format!("run {oldest} cargo check --workspace"));
     command::status(cargo.arg("--target-dir").arg(&folder))?;

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: what a change must pass, in the order that finds mistakes soonest.
+//! `cargo xtask test`: the steps of CI, ordered to find mistakes early.
 
 use std::{
     process::ExitCode,
@@ -15,11 +15,11 @@ use crate::{
     release, tools, unused,
 };
 
-/// What has been done so far.
+/// The results of the steps so far.
 #[derive(Debug, Default)]
 struct Done {
     counts: Counts,
-    /// Each step, and how long it took.
+    /// The name and duration of each step.
     times: Vec<(String, Duration)>,
 }
 
@@ -28,7 +28,9 @@ pub(crate) fn run(workspace: &Workspace) -> ExitCode {
     reported(|done| steps(workspace, done))
 }
 
-/// Runs what takes less than two minutes with a warm target folder: format, hygiene, lints, quick tests.
+/// Runs the steps that take less than two minutes with a warm target folder.
+///
+/// They are format, hygiene, lints and quick tests.
 pub(crate) fn quick(workspace: &Workspace) -> ExitCode {
     reported(|done| {
         let cargo = |arguments| command::status(&mut workspace.cargo(arguments));
@@ -42,7 +44,7 @@ pub(crate) fn quick(workspace: &Workspace) -> ExitCode {
 
 const CLIPPY: &str = "clippy --workspace --all-targets -- -D warnings";
 
-/// Runs steps and prints how long each took. The counts come last, also after a failed test.
+/// Runs steps, then prints durations and counts, even after a failed test.
 fn reported(steps: impl FnOnce(&mut Done) -> Result) -> ExitCode {
     let (mut done, begun) = (Done::default(), Instant::now());
     let mut code = ExitCode::SUCCESS;
@@ -65,7 +67,7 @@ fn reported(steps: impl FnOnce(&mut Done) -> Result) -> ExitCode {
 fn steps(workspace: &Workspace, done: &mut Done) -> Result {
     let manifest = Manifest::read(workspace)?;
     let target = &manifest.target;
-    // Needs a tool that is built first, in a target folder of its own.
+    // This step first builds a tool, in a separate target folder.
     let dependencies = Beside::start(workspace, target, "dependencies")?;
     let checked = (|| {
         before_tests(workspace, &manifest, done)?;
@@ -80,7 +82,7 @@ fn steps(workspace: &Workspace, done: &mut Done) -> Result {
     checked.and(dependencies)
 }
 
-/// What is found without running anything of ours.
+/// Runs the checks that execute none of our programs.
 fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> Result {
     let cargo = |arguments| command::status(&mut workspace.cargo(arguments));
     done.step("tools", |_| tools::components(workspace))?;
@@ -97,13 +99,13 @@ fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> 
     })
 }
 
-/// Programs whose installing in a box is tested.
+/// Package managers that the tests run inside a box.
 const INSTALLERS: [tools::Needed; 2] = [
     ("/usr/bin/pip3", "--version", "python3-pip"),
     ("npm", "--version", "npm"),
 ];
 
-/// What runs our programs.
+/// Runs the steps that execute our programs.
 fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Done) -> Result {
     done.step("tests", |counts| {
         tools::programs(workspace, &INSTALLERS)?;
@@ -131,7 +133,7 @@ impl Done {
         self.ended(name, start.elapsed(), result)
     }
 
-    /// The end of a step that ran beside others.
+    /// Waits for a step that ran in parallel.
     fn beside(&mut self, name: &str, step: Beside, runner: Option<Runner>) -> Result {
         println!("==> {name} (beside others)");
         let (time, result) = match step.finish(runner, &mut self.counts) {
@@ -151,7 +153,7 @@ impl Done {
             }
             Err(error) => {
                 let error = format!("step `{name}` FAILED after {seconds:.1} s: {error}");
-                // An earlier failure is the one that is reported in the end.
+                // The run reports an earlier failure at the end.
                 println!("<== {error}");
                 Err(error.into())
             }

@@ -1,4 +1,4 @@
-//! Starting programs from the root of the workspace.
+//! Programs that are started at the root of the workspace.
 
 use std::{
     env,
@@ -14,14 +14,14 @@ use crate::{
     counts::{Counts, Runner},
 };
 
-/// Where the repository is, and how its cargo is called.
+/// The root of the repository, and its cargo.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     root: PathBuf,
 }
 
 impl Workspace {
-    /// Cargo says where this package lives, whatever folder the command was typed in.
+    /// Finds the workspace by the path of this package, which cargo provides.
     pub(crate) fn find() -> Result<Self> {
         let package = env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -38,19 +38,19 @@ impl Workspace {
         &self.root
     }
 
-    /// The cargo that runs us, with these words as its arguments.
+    /// Returns the current cargo with these arguments, separated by spaces.
     pub(crate) fn cargo(&self, arguments: &str) -> Command {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         self.program(cargo, arguments)
     }
 
-    /// Any program, started at the root.
+    /// Returns a command for any program, started at the root.
     pub(crate) fn program(&self, program: impl AsRef<OsStr>, arguments: &str) -> Command {
         let mut command = Command::new(program);
         command
             .args(arguments.split_whitespace())
             .current_dir(&self.root);
-        // `cargo run` describes xtask in these; some build scripts watch them and would rebuild for nothing.
+        // `cargo run` sets these for xtask; some build scripts watch them and would rebuild needlessly.
         for (name, _) in env::vars_os() {
             if name.to_str().is_some_and(describes_package) {
                 command.env_remove(name);
@@ -66,7 +66,7 @@ fn describes_package(variable: &str) -> bool {
         .any(|prefix| variable.starts_with(prefix))
 }
 
-/// Runs to the end with our own output; a failure names the command.
+/// Runs a command with inherited output; an error names the command.
 pub(crate) fn status(command: &mut Command) -> Result {
     let status = command
         .status()
@@ -78,7 +78,7 @@ pub(crate) fn status(command: &mut Command) -> Result {
     }
 }
 
-/// True when the program starts and succeeds; its output is dropped.
+/// Returns whether the program starts and succeeds; discards its output.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
@@ -88,7 +88,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Standard output of a program that must succeed.
+/// Returns the standard output of a program that must succeed.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())
@@ -100,7 +100,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Runs a test runner, passes its output through, and adds what it reports to `counts`.
+/// Runs a test runner, forwards its output, and adds its report to `counts`.
 pub(crate) fn counted(command: &mut Command, runner: Runner, counts: &mut Counts) -> Result {
     let mut child = command
         .env("CARGO_TERM_COLOR", "never")

@@ -1,24 +1,26 @@
-//! Reading how many tests passed from the output of the test runners.
+//! Test counts from the output of the test runners.
 
 use std::fmt;
 
-/// Whose words are read. Not both at once: nextest shows the output of a failed test, and with it libtest's summary.
+/// The runner that wrote the output.
+///
+/// Only one format is read at a time: nextest prints the output of failed tests, including libtest's summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Runner {
     /// `test result: ok. 3 passed; 0 failed; …`.
     Libtest,
     /// `Summary [   0.012s] 5 tests run: 3 passed, 1 failed, 1 timed out, 0 skipped`.
     Nextest,
-    /// `1 failed, 3 passed, 2 warnings in 0.12s`, perhaps between `=`.
+    /// `1 failed, 3 passed, 2 warnings in 0.12s`, optionally between `=`.
     Pytest,
 }
 
-/// The sum over every report seen so far.
+/// The sum of all reports so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// Summaries read. A runner that reports none has changed its words, and its zero means nothing.
+    /// The number of summaries; 0 means that the runner's format has changed.
     pub(crate) reports: u64,
 }
 
@@ -29,7 +31,7 @@ impl Counts {
         self.reports += other.reports;
     }
 
-    /// Takes one line of a runner's output; anything but its summary is ignored.
+    /// Reads one line of a runner's output, and ignores all but its summary.
     pub(crate) fn read(&mut self, runner: Runner, line: &str) {
         let (begins, then) = match runner {
             Runner::Libtest => ("test result: ", ". "),
@@ -64,7 +66,7 @@ impl Counts {
             let Ok(number) = number.parse::<u64>() else {
                 continue;
             };
-            // nextest adds `(1 slow, 1 flaky)` behind `passed`: those are inside its number already.
+            // nextest appends `(1 slow, 1 flaky)` to `passed`, which already includes those.
             match word.split(" (").next().unwrap_or_default() {
                 "passed" => self.passed += number,
                 "failed"

@@ -1,4 +1,4 @@
-//! Coverage-guided fuzzing with the machine's own stable toolchain: bounded in CI, longer on demand.
+//! Coverage-guided fuzzing with the stable toolchain, bounded in CI.
 
 use std::fs;
 use std::path::Path;
@@ -8,21 +8,21 @@ use crate::{
     command::{self, Workspace},
 };
 
-/// Inputs each target gets in CI.
+/// The number of inputs per target in CI.
 pub(crate) const CI_RUNS: &str = "300000";
 
-/// What libFuzzer needs the compiler to do; `cargo fuzz` asks a nightly one for the same.
+/// The compiler flags that libFuzzer needs, as `cargo fuzz` passes them to nightly.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
-/// Every shape of the wire, by each codec.
+/// The files with every message form of each codec.
 const SHAPES: [&str; 2] = [
     "rpc/src/codec/shapes.txt",
     "gateways/src/langbot/codec/shapes.txt",
 ];
 
-/// Feeds the decoder that many inputs, grown from every shape of the wire.
+/// Runs the decoder on that many inputs, derived from every message form.
 pub(crate) fn run(workspace: &Workspace, target: &Path, runs: &str) -> Result {
     let folder = target.join("fuzz");
     let (corpus, seeds) = (folder.join("corpus-decode"), folder.join("seeds-decode"));
@@ -36,7 +36,7 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, runs: &str) -> Result {
     for (number, shape) in shapes.enumerate() {
         fs::write(seeds.join(number.to_string()), format!("{{{shape}"))?;
     }
-    // Naming the target keeps the flags away from build scripts.
+    // With an explicit target, cargo does not apply the flags to build scripts.
     let host = "x86_64-unknown-linux-gnu";
     let mut cargo =
         workspace.cargo("run --quiet --release --manifest-path fuzz/Cargo.toml --bin decode");

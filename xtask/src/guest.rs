@@ -1,6 +1,7 @@
-//! Tests of limits on a kernel that has cgroups of version 2 only, which a machine of another kind cannot show, and of networks on one
-//! whose packet filter has everything that one has: Debian's, booted in an emulator with this machine's root directory, read-only, as its own. Emulated to the last instruction, because that is the
-//! same on every processor; what is virtualised needs one that lets us.
+//! Tests on a Debian kernel in an emulator, with this machine's root read-only.
+//!
+//! The kernel has only cgroups of version 2 and a complete packet filter, which the machine of a developer may lack.
+//! The emulator interprets every instruction, because virtualisation needs a processor that permits it.
 
 use std::{
     fs,
@@ -17,7 +18,7 @@ use crate::{
     tools,
 };
 
-/// What is needed.
+/// The programs that this step needs.
 const PROGRAMS: [tools::Needed; 4] = [
     ("qemu-system-x86_64", "--version", "qemu-system-x86"),
     ("busybox", "true", "busybox-static"),
@@ -30,19 +31,19 @@ const UNITS: &str = "box_sys";
 const SYS: &str = "sys";
 const NATIVE: &str = "native";
 
-/// The ignored test of the last one that needs a disk with quotas.
+/// The ignored test that needs a disk with quotas.
 const QUOTAS: &str = "mounts::a_file_system_with_quotas_keeps_that_of_a_workspace";
 
-/// The guest is ended after this many seconds. The tests take a hundred on a busy machine.
+/// The timeout of the guest in seconds; the tests take a hundred on a busy machine.
 const SECONDS: &str = "900";
 
-/// Bytes of the guest's disk.
+/// The size of the guest's disk in bytes.
 const DISK: u64 = 256 << 20;
 
-/// What the guest's kernel must load before it can read this machine's files.
+/// The kernel modules that the guest needs to read this machine's files.
 const MODULES: &str = "9p 9pnet_virtio virtio_pci virtio_blk";
 
-/// The first process of the guest, in its own small root: it goes over to this machine's.
+/// The guest's first process, which switches to this machine's root.
 const FIRST: &str = r"#!/bin/busybox sh
 for module in /modules/*; do
     /bin/busybox insmod $module
@@ -51,8 +52,9 @@ done
 /bin/busybox mount -t devtmpfs dev /root/dev
 exec /bin/busybox switch_root /root ";
 
-/// What it goes on as. `/dev` is of its own, so that is where temporary files go: any other directory of this machine might hide
-/// the programs.
+/// The guest's init script on this machine's root.
+///
+/// Temporary files are in `/dev`, which the guest mounts itself: any other directory might hide the test programs.
 const INIT: &str = r"#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin TMPDIR=/dev/shm
 mount -t proc proc /proc
@@ -69,16 +71,16 @@ chmod 1777 /dev/disk
 echo guest: $(uname -sr), cgroup controllers: $(cat /sys/fs/cgroup/cgroup.controllers)
 ";
 
-/// Its last words: without them it would go on for ever.
+/// Powers the guest off; otherwise it would run until the timeout.
 const END: &str = "echo o > /proc/sysrq-trigger\nsleep 60\n";
 
-/// How each test program is run.
+/// The options of each test program.
 const OPTIONS: &str = "--test-threads 1 --color never";
 
-/// Lets no test pass that is not there.
+/// Turns a run without tests into a failure.
 const THERE: &str = "sed 's/ 0 passed; 0 failed/ 0 passed; 1 failed/'";
 
-/// Runs the rest of a line as an ordinary user that was given a group with every controller, in a group below that.
+/// Runs the rest of a line as an unprivileged user in a delegated cgroup.
 const AS_USER: &str = r"mkdir -p /sys/fs/cgroup/user/own
 for file in . cgroup.procs cgroup.threads cgroup.subtree_control own own/cgroup.procs; do
     chown 65534:65534 /sys/fs/cgroup/user/$file
@@ -88,7 +90,7 @@ echo $$ > /sys/fs/cgroup/user/own/cgroup.procs
 export BOX_SYS_TEST_PROGRAMS=$(echo /dev/shm/box-sys-tests-0-*)
 setpriv --reuid 65534 --regid 65534 --clear-groups";
 
-/// Boots the guest, runs the tests in it, and adds what they report.
+/// Boots the guest, runs the tests in it, and adds their counts.
 pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
     tools::programs(workspace, &PROGRAMS)?;
     let folder = target.join("guest");
@@ -118,7 +120,7 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -
     let mut guest = kernel.boot(workspace, &folder);
     command::counted(&mut guest, Runner::Libtest, &mut found)?;
     counts.add(found);
-    // The guest powers itself off whatever its tests said, so its exit tells nothing.
+    // The guest powers off regardless of the test results, so its exit status has no meaning.
     if found.failed > 0 || found.passed == 0 || found.reports < 5 {
         return Err(format!("the guest's tests: {found}").into());
     }
@@ -126,8 +128,10 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -
     Ok(())
 }
 
-/// What cargo says of the test programs. All of the workspace's, as the tests themselves are built: for some of them alone, cargo
-/// would choose other features and build all they depend on once more.
+/// The test programs of the workspace, as cargo reports them.
+///
+/// The step builds all of them, as the tests do: for a selection, cargo would choose other features and rebuild the
+/// dependencies.
 struct Programs(Vec<Value>);
 
 impl Programs {
@@ -141,7 +145,7 @@ impl Programs {
         Ok(Self(messages.collect()))
     }
 
-    /// Where one is, quoted for a shell.
+    /// Returns the path of a test program, quoted for a shell.
     fn path(&self, name: &str) -> Result<String> {
         let tests = self.0.iter().filter(|message| {
             message["target"]["name"] == name && message["profile"]["test"] == true
@@ -154,7 +158,7 @@ impl Programs {
     }
 }
 
-/// An empty disk of a file system that keeps quotas of projects.
+/// Creates an empty disk with a file system that supports project quotas.
 fn disk(workspace: &Workspace, folder: &Path) -> Result {
     let path = folder.join("disk");
     fs::File::create(&path)?.set_len(DISK)?;
@@ -162,7 +166,7 @@ fn disk(workspace: &Workspace, folder: &Path) -> Result {
     command::status(make.arg(path))
 }
 
-/// A kernel with its modules, of a package that is unpacked and not installed.
+/// A kernel and its modules, from a package that is unpacked and not installed.
 struct Kernel {
     files: PathBuf,
     version: String,
@@ -194,7 +198,7 @@ impl Kernel {
         Ok(Self { files, version })
     }
 
-    /// Makes the guest's own small root: a shell, what its kernel must load, and where to go on.
+    /// Creates the guest's initial root: a shell, kernel modules and the init script.
     fn root_of(&self, workspace: &Workspace, folder: &Path, init: &Path) -> Result {
         let root = folder.join("root");
         if root.exists() {

@@ -1,5 +1,4 @@
-//! What must not be in the repository: long files, paths of a developer's machine, banned words, and names of tests
-//! that do not exist.
+//! Checks for long files, developer paths, banned words and unknown test names.
 
 use std::{
     env,
@@ -10,10 +9,10 @@ use std::{
 
 use crate::Result;
 
-/// The rule for people is 500 lines; this is where the build stops.
+/// The maximum number of lines per file; the guideline is 500.
 const MAX_LINES: usize = 600;
 
-/// Folders that hold what programs made, not what people wrote.
+/// Folders with generated files.
 const GENERATED: [&str; 6] = [
     ".git",
     "target",
@@ -23,7 +22,7 @@ const GENERATED: [&str; 6] = [
     "__pycache__",
 ];
 
-/// Words that hide who acts. CONTRIBUTING says what to write instead.
+/// Words that hide the actor of a sentence; CONTRIBUTING lists the alternatives.
 const BANNED: [&str; 6] = [
     "whoever",
     "whom",
@@ -33,7 +32,9 @@ const BANNED: [&str; 6] = [
     "one's own",
 ];
 
-/// Where texts still have such words. A folder leaves the list when its texts are rewritten.
+/// Folders that still contain banned words.
+///
+/// A folder leaves the list when its texts are rewritten.
 const NOT_YET: [&str; 7] = [
     "box-runtime/src/",
     "box-service/src/",
@@ -44,13 +45,13 @@ const NOT_YET: [&str; 7] = [
     "tests/langbot/",
 ];
 
-/// Where each behaviour of the seeds is tested.
+/// The table that maps each specified behaviour to its tests.
 const TABLE: &str = "tests/README.md";
 
-/// Users that exist in boxes and images, so their homes are no developer's.
+/// Users inside boxes and images; their homes are not developer paths.
 const KNOWN_HOMES: [&str; 6] = ["agent", "box", "gem", "guest", "sandbox", "user"];
 
-/// Reads every file under `root` and fails with all findings.
+/// Reads every file under `root`, and fails with all findings.
 pub(crate) fn check(root: &Path) -> Result {
     let private = private_paths(root, env::var_os("HOME").as_deref().map(Path::new));
     let mut findings = Vec::new();
@@ -84,7 +85,9 @@ pub(crate) fn check(root: &Path) -> Result {
     Err(format!("hygiene:\n{}", findings.join("\n")).into())
 }
 
-/// Whether a file has sentences. The list of words itself, and the guide that explains it, have the words.
+/// Returns whether a file is checked for banned words.
+///
+/// The list of words and the guide that explains it are exempt.
 fn is_prose(path: &Path) -> bool {
     let is_text = ["rs", "md", "toml"]
         .map(OsStr::new)
@@ -96,10 +99,10 @@ fn is_below(root: &Path, path: &Path, folder: &str) -> bool {
     path.starts_with(root.join(folder))
 }
 
-/// The first banned word of a line, in any case.
+/// Returns the first banned word of a line, ignoring case.
 fn banned_word(line: &str) -> Option<&'static str> {
     let line = line.to_lowercase();
-    // `nobody` is also a user: `"nobody"`, `nobody:x:65534`.
+    // `nobody` is also a user name, as in `"nobody"` and `nobody:x:65534`.
     let is_part = |character: char| character.is_alphanumeric() || "_-:\"".contains(character);
     BANNED.into_iter().find(|word| {
         line.match_indices(word).any(|(start, _)| {
@@ -108,7 +111,7 @@ fn banned_word(line: &str) -> Option<&'static str> {
     })
 }
 
-/// Tests that the table of the seeds names and no source has.
+/// Returns tests that the table names and no source defines.
 fn unknown_tests(root: &Path) -> io::Result<Vec<String>> {
     let table = fs::read_to_string(root.join(TABLE))?;
     let mut sources = String::new();
@@ -123,15 +126,15 @@ fn unknown_tests(root: &Path) -> io::Result<Vec<String>> {
         .collect())
 }
 
-/// The last parts of the paths in a table.
+/// Returns the last segments of the paths in a table.
 fn named_tests(table: &str) -> impl Iterator<Item = &str> {
     let words = table.split('`').skip(1).step_by(2);
     let names = words.filter_map(|word| Some(word.rsplit_once("::")?.1));
-    // Some are a whole module of them.
+    // Some paths name a whole module of tests.
     names.filter(|name| *name != "tests")
 }
 
-/// Every file below `folder` that a person wrote, in a stable order.
+/// Returns every handwritten file below `folder`, in a stable order.
 pub(crate) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -152,7 +155,9 @@ pub(crate) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// This clone and this user's toolchain. A root such as `/src` is too common a word to search for.
+/// Returns the paths of this clone and of this user's toolchain.
+///
+/// A root such as `/src` is too common a word to search for.
 fn private_paths(root: &Path, home: Option<&Path>) -> Vec<String> {
     let mut paths = Vec::new();
     if root.components().count() > 2 {
@@ -169,7 +174,7 @@ fn private_path<'a>(line: &'a str, private: &'a [String]) -> Option<&'a str> {
     known.map(String::as_str).or_else(|| someones_home(line))
 }
 
-/// `path` itself or something below it, not a longer name that begins the same.
+/// Returns whether a line contains `path` or a path below it, as whole segments.
 fn contains_path(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(start, _)| {
         let longer = |character: char| character.is_alphanumeric() || "-_.".contains(character);

@@ -1,4 +1,4 @@
-//! LangBot's own packages against our own program: installed from the registry, unmodified, into an environment of their own.
+//! Tests of our program with LangBot's unmodified packages from the registry.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,12 @@ use crate::{
     counts::{Counts, Runner},
 };
 
-/// The oldest and the newest `langbot-plugin` that are supported, each with the application that pins it. The application is
-/// installed without its dependencies: the tests need only its service and its connector.
+/// The oldest and newest supported `langbot-plugin`, with their applications.
+///
+/// Each application is installed without its dependencies: the tests need only its service and its connector.
 const PACKAGES: [(&str, &str); 2] = [("0.7.16", "langbot==4.11.1"), ("0.7.18", "langbot==4.11.2")];
 
-/// Runs the suite with each of them, all at once: they wait most of the time.
+/// Runs the suite with each version in parallel, because the tests mostly wait.
 pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
     command::status(&mut workspace.cargo("build --package boxd"))?;
     let ran = thread::scope(|scope| {
@@ -47,7 +48,7 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -
     Err(failed.join("\n").into())
 }
 
-/// Runs the suite with one of them, prints what it said once it has ended, and gives what it reported.
+/// Runs the suite with one version, prints its output, and returns its counts.
 fn suite(workspace: &Workspace, target: &Path, plugin: &str, langbot: &str) -> Result<Counts> {
     let python = install(workspace, target, plugin, langbot)?;
     let mut pytest = workspace.program(python, "-B -m pytest -q tests/langbot");
@@ -66,7 +67,7 @@ fn suite(workspace: &Workspace, target: &Path, plugin: &str, langbot: &str) -> R
     Ok(found)
 }
 
-/// The Python of an environment that has this `langbot-plugin`, installed if that is not there as it should be.
+/// Returns the Python of an environment with this version, installed if needed.
 fn install(workspace: &Workspace, target: &Path, plugin: &str, langbot: &str) -> Result<PathBuf> {
     let folder = target.join("tools").join(format!("langbot-{plugin}"));
     let python = folder.join("bin").join("python");

@@ -1,10 +1,10 @@
 //! The repository's own commands, called as `cargo xtask <command>`.
 //!
-//! # Reading order
-//! [`checks`] lists the steps that CI runs, [`areas`] the parts of it that a developer runs alone, and [`beside`] runs a step
-//! beside others. [`command`] starts programs, [`counts`] reads the reports of test runners, [`manifest`] asks cargo about the
-//! workspace, [`tools`] installs what is missing. [`hygiene`], [`unused`], [`builds`], [`guest`], [`langbot`] and [`fuzz`] are
-//! single steps. [`schema`] writes the committed schema of the contract.
+//! # Reading order [`checks`] lists the steps that CI runs, [`areas`] the parts that a developer runs alone, and
+//! [`beside`] runs a step in parallel. [`command`] starts programs, [`counts`] reads the reports of test runners,
+//! [`manifest`] asks cargo about the workspace, and [`tools`] installs missing tools. [`hygiene`], [`unused`],
+//! [`builds`], [`guest`], [`langbot`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the
+//! contract.
 
 mod areas;
 mod beside;
@@ -27,7 +27,7 @@ use std::{env, path::Path, process::ExitCode};
 
 use command::Workspace;
 
-/// Any failure, already worded for the person who reads it.
+/// The result of a step; its error is a message for the developer.
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const HELP: &str = "\
@@ -83,7 +83,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     }
 }
 
-/// Does something that needs to know where programs are built.
+/// Runs a step that needs the target folder.
 fn with_target(run: impl FnOnce(&Workspace, &Path) -> Result) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let target = manifest::Manifest::read(&workspace)?.target;

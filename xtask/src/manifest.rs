@@ -1,4 +1,4 @@
-//! What cargo knows about the workspace's own packages.
+//! Cargo's metadata of the workspace's packages.
 
 use std::path::{Path, PathBuf};
 
@@ -14,16 +14,16 @@ use crate::{
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
-    /// Each dependency of any kind, under the name the sources use.
+    /// All dependencies of any kind, under the names that the sources use.
     pub(crate) dependencies: Vec<String>,
 }
 
-/// The workspace as `cargo metadata` tells it.
+/// The workspace as `cargo metadata` describes it.
 #[derive(Debug)]
 pub(crate) struct Manifest {
     pub(crate) packages: Vec<Package>,
     pub(crate) target: PathBuf,
-    /// The oldest compiler that the packages declare to support.
+    /// The oldest supported compiler, as the packages declare it.
     pub(crate) rust_version: String,
 }
 

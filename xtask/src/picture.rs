@@ -1,5 +1,6 @@
-//! The picture of the README: commands that are run, and what they print, as an image of a terminal. `cargo xtask picture` writes
-//! it; the tests run the commands again and fail when the picture is not true any more.
+//! The picture of the README: commands and their output as an image of a terminal.
+//!
+//! `cargo xtask picture` writes it. The tests run the commands again and fail if the output has changed.
 
 use std::{
     fmt::Write as _,
@@ -19,7 +20,7 @@ use crate::{
 
 const FILE: &str = "docs/terminal.svg";
 
-/// What is typed.
+/// The commands in the picture.
 const TYPED: [&str; 7] = [
     "boxd run 'echo hello from a box; id -un; ls /home; cat /etc/shadow'",
     r#"boxd run --timeout 1 'while :; do :; done'; echo "exit code $?""#,
@@ -30,22 +31,22 @@ const TYPED: [&str; 7] = [
     r#"curl -fs "$(boxd port work 8000)note""#,
 ];
 
-/// What is typed besides.
+/// An additional program that the commands need.
 const CURL: tools::Needed = ("curl", "--version", "curl");
 
-/// How long a command is tried again that prints nothing: what was started before it may not listen yet.
+/// How long a command without output is retried; a server may not listen yet.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Commands that print nothing at all.
+/// The commands that print nothing.
 const SILENT: [&str; 1] = [TYPED[2]];
 
-/// Pixels: of a letter, of a line, around everything.
+/// Sizes in pixels: the width of a letter, the height of a line, the margin.
 const LETTER: usize = 8;
 const LINE: usize = 19;
 const MARGIN: usize = 18;
 const TOP: usize = 56;
 
-/// Writes the picture anew.
+/// Writes the picture.
 pub(crate) fn write(workspace: &Workspace, target: &Path) -> Result {
     command::status(&mut workspace.cargo("build --package boxd"))?;
     let picture = draw(&play(workspace, target, &target.join("debug/boxd"))?);
@@ -54,7 +55,7 @@ pub(crate) fn write(workspace: &Workspace, target: &Path) -> Result {
     Ok(())
 }
 
-/// Fails unless the picture shows what the program prints. How long something has been there is not compared.
+/// Fails unless the picture shows the program's output; ages are not compared.
 pub(crate) fn check(workspace: &Workspace, target: &Path, program: &Path) -> Result {
     let shown = fs::read_to_string(workspace.root().join(FILE))?;
     let now = draw(&play(workspace, target, program)?);
@@ -67,7 +68,7 @@ pub(crate) fn check(workspace: &Workspace, target: &Path, program: &Path) -> Res
     .into())
 }
 
-/// A server of its own, ended when dropped.
+/// A server that ends when it is dropped.
 struct Server {
     child: Child,
     state: PathBuf,
@@ -107,7 +108,7 @@ impl Drop for Server {
     }
 }
 
-/// Types every command, and gives what is seen.
+/// Runs every command, and returns the commands with their output.
 fn play(
     workspace: &Workspace,
     target: &Path,
@@ -172,7 +173,7 @@ fn draw(seen: &[(&str, String)]) -> String {
             add(&escaped(line), line.chars().count(), colour);
         }
     }
-    // A letter is a little wider than its pixels.
+    // A letter is slightly wider than its nominal pixels.
     let width = 2 * MARGIN + longest * LETTER + longest / 2;
     let height = TOP + lines * LINE + 6;
     format!(
@@ -198,7 +199,7 @@ fn escaped(text: &str) -> String {
         .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
-/// A picture in which all ages are the same.
+/// Returns a picture with all ages replaced by the same text.
 fn timeless(picture: &str) -> String {
     let words = picture.split_inclusive([' ', '\n']).map(|word| {
         let number = word.trim_end().strip_suffix('s');

@@ -1,4 +1,4 @@
-//! The program as it is given to others: one static file, small enough. And every command of the README, run.
+//! Checks of the release binary, and of every command in the README.
 
 use std::{
     fs,
@@ -11,10 +11,12 @@ use crate::{
     picture,
 };
 
-/// The most bytes it may have.
+/// The maximum size of the binary.
 const MOST: u64 = 20 << 20;
 
-/// Where each block of the README is run: with the program found first, and a server that keeps to its own directory.
+/// The shell prelude of each README block.
+///
+/// It replaces some `cargo` commands, and ends background jobs at exit.
 const BEFORE: &str = r#"set -eu
 trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
 cargo() {
@@ -28,7 +30,7 @@ cargo() {
 }
 "#;
 
-/// Builds the program, looks at its size, and runs the README with it.
+/// Builds the binary, checks its size, and runs the README with it.
 pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
     let program = build(workspace, target)?;
     let size = fs::metadata(&program)?.len();
@@ -36,7 +38,7 @@ pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
     if size > MOST {
         return Err(format!("boxd has {size} bytes; {MOST} are allowed").into());
     }
-    // Cargo has left them in before, by an override of one package's profile.
+    // A profile override of one package has made cargo keep the symbols before.
     if has_symbols(&fs::read(&program)?) {
         return Err("boxd is not stripped of its symbols".into());
     }
@@ -48,7 +50,7 @@ pub(crate) fn check(workspace: &Workspace, target: &Path) -> Result {
     picture::check(workspace, target, &program)
 }
 
-/// Runs the README with the program as the tests have built it.
+/// Runs the README with the binary that the tests have built.
 pub(crate) fn readme_only(workspace: &Workspace, target: &Path) -> Result {
     command::status(&mut workspace.cargo("build --package boxd"))?;
     let program = target.join("debug/boxd");
@@ -56,7 +58,7 @@ pub(crate) fn readme_only(workspace: &Workspace, target: &Path) -> Result {
     picture::check(workspace, target, &program)
 }
 
-/// Whether a program still has its table of symbols: an ELF file of 64 bits, whose sections each say of what kind they are.
+/// Returns whether a 64-bit ELF file has a symbol table.
 fn has_symbols(program: &[u8]) -> bool {
     const KIND_SYMBOLS: [u8; 4] = 2_u32.to_le_bytes();
     let number = |place: usize, length: usize| {
@@ -71,7 +73,7 @@ fn has_symbols(program: &[u8]) -> bool {
     })
 }
 
-/// Builds the program as it is given to others.
+/// Builds the release binary.
 pub(crate) fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
     let triple = host(workspace)?;
     let mut cargo = workspace.cargo("build --profile dist --package boxd --target");
@@ -82,14 +84,14 @@ pub(crate) fn build(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
     Ok(target.join(triple).join("dist/boxd"))
 }
 
-/// The machine's own target.
+/// Returns the target triple of this machine.
 fn host(workspace: &Workspace) -> Result<String> {
     let text = command::output(&mut workspace.program("rustc", "-vV"))?;
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.ok_or("rustc names no host")?.to_owned())
 }
 
-/// Runs every block of shell commands, each in a directory of its own.
+/// Runs every block of shell commands, each in a separate directory.
 fn readme(workspace: &Workspace, target: &Path, program: &Path) -> Result {
     let text = fs::read_to_string(workspace.root().join("README.md"))?;
     let blocks = blocks(&text);
@@ -118,7 +120,7 @@ fn readme(workspace: &Workspace, target: &Path, program: &Path) -> Result {
     Ok(())
 }
 
-/// The blocks of shell commands.
+/// Returns the blocks of shell commands.
 fn blocks(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut lines = text.lines();
@@ -137,7 +139,7 @@ mod tests {
 
     #[test]
     fn symbols_that_were_left_in_are_found() {
-        // This program has its own, so that it can say where it panics.
+        // The test binary has symbols for its backtraces.
         let own = std::env::current_exe().and_then(fs::read).unwrap();
         assert!(has_symbols(&own));
         assert!(!has_symbols(b"\x7fELF"));

@@ -1,4 +1,4 @@
-//! Writes what is made from the contract's types: its JSON Schema, and the list of actions in the wire reference.
+//! Files generated from the contract: its JSON Schema, and the list of actions.
 
 use std::fs;
 
@@ -9,11 +9,11 @@ use crate::{
 
 const CONTRACT: &str = "docs/schema/contract.json";
 const WIRE: &str = "docs/wire.md";
-/// The lines around the list.
+/// The markers around the list in the wire reference.
 const BEGIN: &str = "<!-- actions: written by `cargo xtask schema` -->\n";
 const END: &str = "<!-- /actions -->\n";
 
-/// Writes both files. A test of `box-protocol` fails when this was forgotten.
+/// Writes both files; a test of `box-protocol` fails if they are outdated.
 pub(crate) fn write(workspace: &Workspace) -> Result {
     let print = |what: &str| {
         let cargo = "run --quiet --package box-protocol --features schema --bin box-schema --";
@@ -31,7 +31,7 @@ pub(crate) fn write(workspace: &Workspace) -> Result {
     Ok(())
 }
 
-/// The text with another list between its marks.
+/// Replaces the list between the markers.
 fn replace(text: &str, list: &str) -> Result<String> {
     let marked = text.split_once(BEGIN);
     let marked = marked.and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));

@@ -7,16 +7,18 @@ use crate::{
     command::{self, Workspace},
 };
 
-/// Pinned, so that a check means the same on every machine.
+/// The version of cargo-deny, pinned so that all machines check the same.
 const DENY_VERSION: &str = "0.20.2";
 
-/// Everything but `advisories`: their database is cloned from elsewhere on each run, and a check must not depend on that.
+/// Checks the dependencies, except for advisories.
+///
+/// Advisories need a database from the network on each run, and this check must not depend on it.
 pub(crate) fn check_dependencies(workspace: &Workspace, target: &Path) -> Result {
     let deny = deny(workspace, target)?;
     command::status(&mut workspace.program(deny, "--workspace check bans licenses sources"))
 }
 
-/// Makes sure that rustfmt and clippy are there.
+/// Installs rustfmt and clippy if they are missing.
 pub(crate) fn components(workspace: &Workspace) -> Result {
     for (command, install) in [
         ("fmt --version", "component add rustfmt"),
@@ -29,12 +31,14 @@ pub(crate) fn components(workspace: &Workspace) -> Result {
     Ok(())
 }
 
-/// A test runner that isolates each test in a process; cargo's own serves where it is missing.
+/// Returns whether nextest is installed, which runs each test in a process.
+///
+/// Without it, xtask runs `cargo test`.
 pub(crate) fn has_nextest(workspace: &Workspace) -> bool {
     command::succeeds(&mut workspace.cargo("nextest --version"))
 }
 
-/// The dependency checker, once it is there.
+/// Returns the path of cargo-deny, and installs it if it is missing.
 fn deny(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
     let tools = target.join("tools");
     let installed = tools.join("bin").join("cargo-deny");
@@ -44,10 +48,10 @@ fn deny(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
             return Ok(program);
         }
     }
-    // Unoptimised: it runs for a second and would be built for minutes.
+    // Unoptimised, because it runs for a second and an optimised build takes minutes.
     let mut cargo = workspace.cargo("install --debug --locked cargo-deny --version");
     cargo.arg(DENY_VERSION).env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // A private target folder, removed afterwards: nothing of it is shared with our own build.
+    // A private target folder, because it shares no artefacts with our own build.
     let build = tools.join("build");
     cargo
         .arg("--root")
@@ -59,10 +63,10 @@ fn deny(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
     Ok(installed)
 }
 
-/// A program, the argument that makes it do nothing, and Debian's package of it.
+/// A program, an argument that makes it do nothing, and its Debian package.
 pub(crate) type Needed = (&'static str, &'static str, &'static str);
 
-/// Makes sure that programs are there: root on Debian has them installed.
+/// Installs missing programs, if this user is root on Debian.
 pub(crate) fn programs(workspace: &Workspace, needed: &[Needed]) -> Result {
     let lacking = || {
         let there = |program: &str, argument: &str| {
@@ -79,7 +83,7 @@ pub(crate) fn programs(workspace: &Workspace, needed: &[Needed]) -> Result {
     }
     let root = command::output(&mut workspace.program("id", "-u"))?.trim() == "0";
     if root {
-        // Lists of packages that are older than the mirror name versions it has no more.
+        // Outdated package lists name versions that the mirror no longer has.
         for arguments in ["update -q", "install -qy --no-install-recommends"] {
             let mut apt = workspace.program("apt-get", arguments);
             if arguments.starts_with("install") {

@@ -1,7 +1,7 @@
 //! Dependencies that a manifest names and no source of the package uses.
 //!
-//! A search by name, not a compiler's answer: it finds what was forgotten in a manifest, in milliseconds and without a tool
-//! to install. A crate that is only mentioned in a comment counts as used.
+//! The check searches sources by name. It takes milliseconds and needs no tool, but a crate that only a comment
+//! mentions counts as used.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use crate::{
     manifest::{Manifest, Package},
 };
 
-/// Fails with the list of dependencies that are never used.
+/// Fails with the list of unused dependencies.
 pub(crate) fn check(manifest: &Manifest) -> Result {
     let mut unused = Vec::new();
     for package in &manifest.packages {
@@ -39,7 +39,7 @@ fn sources(package: &Package) -> Result<Vec<String>> {
     Ok(sources)
 }
 
-/// `name::…` or `use name`, as a whole word.
+/// Returns whether a source contains `name::…` or `use name` as a whole word.
 fn uses(source: &str, name: &str) -> bool {
     source.match_indices(name).any(|(start, _)| {
         let (before, after) = (&source[..start], &source[start + name.len()..]);

@@ -308,7 +308,7 @@ fn read_control<'a>(action: &str, data: &'a str) -> Option<Control<'a>> {
     })
 }
 
-/// Returns an id for a request with an ignored answer; it is negative, unlike call ids.
+/// Returns a negative id, which no call has, for a request with an ignored answer.
 fn ignored_id() -> i64 {
     static NEXT: AtomicI64 = AtomicI64::new(UNKNOWN_ID - 1);
     NEXT.fetch_sub(1, Ordering::Relaxed)

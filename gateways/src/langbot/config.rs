@@ -111,7 +111,7 @@ impl Limits {
 }
 
 impl Config {
-    /// Returns this configuration with the given changes; each section replaces the old one.
+    /// Returns this configuration with the given sections replaced.
     pub(super) fn merged(&self, now: Map<String, Value>) -> Result<Self, BoxError> {
         let mut said = self.said.clone();
         said.extend(now);

@@ -189,7 +189,7 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the spec that a call carries, with the gateway's additions, and the box id.
+    /// Returns the spec of a call, with the gateway's additions, and the box id.
     ///
     /// The spec's host paths are resolved and may be mounted.
     pub(super) async fn spec(

@@ -1,4 +1,4 @@
-//! LangBot's file transfer: a series of small requests before the call that needs it.
+//! LangBot's file transfer: small requests before the call that needs the file.
 //!
 //! No action of this gateway needs a file. The gateway checks and counts the pieces as LangBot's own runtime does, and
 //! does not keep them.

@@ -33,7 +33,7 @@ use super::errors::{admission, key_error, no_process};
 /// The maximum characters of standard error in the description of a process.
 const PREVIEW_CHARS: usize = 4000;
 
-/// How long a process may take to end after its input is closed.
+/// How long a process may take to end after `SIGTERM`.
 const GRACE_MS: u64 = 5_000;
 
 /// Records the end of a process, and keeps its box in use until then.

@@ -16,7 +16,7 @@ use super::fence::Lease;
 use super::view::{SessionView, WORLD};
 use super::{Host, processes};
 
-/// How many times a shutdown checks for boxes that were being created when it started.
+/// How many times a shutdown checks for boxes that were still being created.
 const ROUNDS: usize = 8;
 
 pub(super) async fn create(

@@ -98,7 +98,7 @@ pub(super) async fn analysis(
     }))
 }
 
-/// The measurements of a box: for each directory whether it exists, its bytes, its files.
+/// The measurements of a box: whether each directory exists, its bytes, its files.
 type Measured = [(bool, u64, u64); INSIDE.len()];
 
 impl Host {
@@ -294,7 +294,7 @@ fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
     found
 }
 
-/// Reads a marker that LangBot has written, to verify that both see the same workspace.
+/// Reads a marker that LangBot wrote, to verify that both see the same workspace.
 pub(super) async fn verify(connection: Connection, data: Data) -> Result<Value, BoxError> {
     let name = members(&data)?
         .get("marker_name")
