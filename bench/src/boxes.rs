@@ -1,5 +1,6 @@
-//! What the runtime and the policy layer add to a bare call, and what a live session costs. The
-//! backend is the scripted one, so that nothing but Box is measured.
+//! The cost of the runtime and the policy layer per call, and of a live session.
+//!
+//! The backend is scripted, so that the benchmark measures only Box.
 
 #![allow(
     clippy::cast_precision_loss,
@@ -24,12 +25,12 @@ use crate::payload::Payload;
 use crate::process::{self, Process};
 use crate::statistics::median;
 
-/// Calls in one measurement of a sequence.
+/// The number of calls per measurement of a sequence.
 const CALLS: u64 = 3000;
-/// Live sessions in the largest measurement.
+/// The number of live sessions in the largest measurement.
 const MANY: u64 = 10_000;
 
-/// Two sessions joined by queues: the client's, and the server's, which must be kept.
+/// Creates two sessions joined by queues; the caller must keep both.
 fn joined(router: Router) -> (Peer, (Session, Session)) {
     let (ours, theirs) = queue::pair(64);
     let options = || Options {
@@ -60,7 +61,7 @@ fn exec(number: u64) -> Result<BoxExecParams> {
     Ok(serde_json::from_value(json!({ "spec": spec }))?)
 }
 
-/// Microseconds of one call of a sequence, the median of ten parts.
+/// Returns the microseconds per call of a sequence, as the median of ten parts.
 async fn each<E: std::fmt::Debug>(mut call: impl AsyncFnMut(u64) -> Result<(), E>) -> Result<f64> {
     let mut parts = Vec::new();
     for part in 0..10 {
@@ -74,7 +75,7 @@ async fn each<E: std::fmt::Debug>(mut call: impl AsyncFnMut(u64) -> Result<(), E
     Ok(median(&mut parts))
 }
 
-/// Runs everything and prints the bars.
+/// Runs all measurements and prints the bars.
 pub(crate) fn run(rounds: u32) -> Result<()> {
     process::runtime()?.block_on(async {
         println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
@@ -96,7 +97,7 @@ pub(crate) fn bar(
     row([name, ours, beside], ratios, ("at most", most, goal), meets);
 }
 
-/// The same of something that should be large.
+/// Prints the bar of a value that should be large.
 pub(crate) fn rate_bar(
     name: &str,
     ours: &str,
@@ -175,7 +176,7 @@ async fn against_an_echo(rounds: u32) -> Result<()> {
 }
 
 async fn with_many_sessions(rounds: u32) -> Result<()> {
-    // What one agent connection costs by itself, both ends of it in this process.
+    // The cost of one agent connection alone, with both ends in this process.
     let before = Process::own().resident_bytes()?;
     let connections: Vec<_> = (0..2000).map(|_| joined(Router::empty())).collect();
     tokio::task::yield_now().await;
@@ -252,7 +253,7 @@ async fn with_many_sessions(rounds: u32) -> Result<()> {
     Ok(())
 }
 
-/// Sessions far apart, so that no cache helps.
+/// Picks sessions far apart, so that caches do not help.
 fn pick<T>(all: &[T], number: u64) -> &T {
     let step = usize::try_from(number.wrapping_mul(7919)).unwrap_or(0);
     &all[step % all.len()]

@@ -1,4 +1,4 @@
-//! Who takes part.
+//! The list of contestants.
 
 use std::future::Future;
 
@@ -12,41 +12,43 @@ use crate::{
     rounds::Numbers,
 };
 
-/// One end of a connection, shared by all tasks that call over it.
+/// The client end of a connection, shared by all tasks that call over it.
 pub(crate) trait Client: Clone + Send + Sync + 'static {
-    /// Sends the payload and waits until it is back, parsed.
+    /// Sends the payload, and returns the parsed answer.
     fn echo(&self, payload: Payload) -> impl Future<Output = Result<Payload>> + Send;
 }
 
-/// Runs something with a client, whatever its type.
+/// An operation with a client of any type.
 pub(crate) trait Use {
-    /// What comes out.
+    /// The result of the operation.
     type Output;
 
-    /// `connect` makes one more connection each time.
+    /// Runs the operation; each call of `connect` opens another connection.
     async fn run<C, F>(self, connect: impl Fn() -> F) -> Result<Self::Output>
     where
         C: Client,
         F: Future<Output = Result<C>>;
 }
 
-/// An engine and what carries its messages.
+/// An engine and its transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contestant {
-    /// Ids, a waiting map, batched writes: the least an RPC can do.
+    /// The minimal RPC: ids, a map of waiting calls, batched writes.
     MuxTcp,
-    /// The same, both ends in this process and on one thread.
+    /// The minimal RPC with both ends on one thread of this process.
     MuxQueue,
     /// jsonrpsee over WebSocket.
     Jsonrpsee,
-    /// tarpc over TCP, written as JSON.
+    /// tarpc over TCP, with JSON messages.
     Tarpc,
     /// Box.
     Ours(Carrier),
 }
 
 impl Contestant {
-    /// In the order of the table. Those that are compared run one after the other, so that they meet the same machine.
+    /// Returns all contestants in the order of the table.
+    ///
+    /// Compared contestants run one after the other, so that the machine is in the same state.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         [
             Self::MuxTcp,
@@ -67,7 +69,7 @@ impl Contestant {
             .with_context(|| format!("no contestant `{name}`; see `box-bench list`"))
     }
 
-    /// The word on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::MuxTcp => "mux-tcp",
@@ -78,7 +80,7 @@ impl Contestant {
         }
     }
 
-    /// The words in the table.
+    /// Returns the name in the table.
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::MuxTcp => "hand-written mux, tcp",
@@ -89,7 +91,7 @@ impl Contestant {
         }
     }
 
-    /// Both ends share this process and its one thread: there is no server to start.
+    /// Returns whether both ends share one thread of this process, without a server.
     pub(crate) fn is_in_process(self) -> bool {
         match self {
             Self::MuxQueue => true,
@@ -98,7 +100,7 @@ impl Contestant {
         }
     }
 
-    /// Listens, says where by [`crate::process::announce`], and serves until the process ends.
+    /// Listens, calls [`crate::process::announce`], and serves until the process ends.
     pub(crate) async fn serve(self) -> Result<()> {
         match self {
             Self::MuxTcp => peers::mux_tcp::serve().await,
@@ -109,7 +111,7 @@ impl Contestant {
         }
     }
 
-    /// Gives `action` a way to connect to the server at `address`.
+    /// Runs `action` with connections to the server at `address`.
     pub(crate) async fn with<U: Use>(self, address: &str, action: U) -> Result<U::Output> {
         match self {
             Self::MuxTcp => action.run(|| peers::mux_tcp::connect(address)).await,
@@ -120,7 +122,7 @@ impl Contestant {
         }
     }
 
-    /// One round of every load.
+    /// Runs one round of every load.
     pub(crate) async fn measure(self, address: &str, load: Load) -> Result<Numbers> {
         self.with(address, driver::Measure(load)).await
     }

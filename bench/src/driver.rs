@@ -1,4 +1,4 @@
-//! Loading one connection: a closed loop of tasks, each with one call at a time.
+//! The load on one connection: tasks in a closed loop, one call at a time each.
 
 use std::{
     future::Future,
@@ -20,19 +20,19 @@ use crate::{
     statistics::median,
 };
 
-/// How long, and whose processor time counts.
+/// The duration of a load, and the server process to measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) duration: Duration,
-    /// The server's process; `None` when both ends are in this one.
+    /// The server's process; `None` if both ends are in this process.
     pub(crate) server: Option<Process>,
 }
 
-/// What a closed loop achieved.
+/// The result of a closed loop.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Flow {
     pub(crate) per_second: f64,
-    /// Processor time of both ends for one call.
+    /// The processor time of both ends per call.
     pub(crate) cpu_us: f64,
 }
 
@@ -57,7 +57,7 @@ impl Use for Measure {
     }
 }
 
-/// Echoes one large message several times and tells how long each took, in milliseconds.
+/// Echoes one large message several times; returns each duration in milliseconds.
 #[derive(Debug)]
 pub(crate) struct Large {
     pub(crate) bytes: usize,
@@ -74,7 +74,7 @@ impl Use for Large {
     {
         let client = connect().await?;
         let mut milliseconds = Vec::with_capacity(self.times);
-        // The first one grows every buffer and is not counted.
+        // The first echo grows every buffer and is not counted.
         for time in 0..=self.times {
             let payload = Payload::large(self.bytes);
             let start = Instant::now();
@@ -89,7 +89,7 @@ impl Use for Large {
     }
 }
 
-/// Opens connections, makes one call over each, and tells how much the server grew for one, in bytes.
+/// Opens connections with one call each; returns the server's growth for one.
 #[derive(Debug)]
 pub(crate) struct Idle {
     pub(crate) connections: u32,
@@ -104,7 +104,7 @@ impl Use for Idle {
         C: Client,
         F: Future<Output = Result<C>>,
     {
-        // What the first connections load and grow once is not a cost of each.
+        // Exclude the one-time cost of the first connections.
         let mut clients = Vec::new();
         open(&connect, self.connections / 20, &mut clients).await?;
         let before = settled(self.server).await?;

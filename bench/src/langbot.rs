@@ -1,7 +1,7 @@
-//! LangBot on our runtime and on its own, behind the same clients, in one run.
+//! LangBot on our runtime and on its own, with the same clients in one run.
 //!
-//! 1. [`servers`]: our gateway over the fake backend, the least that could answer, the real programs.
-//! 2. [`client`]: a client that only sends and reads. LangBot's own client is `bench/langbot/client.py`.
+//! 1. [`servers`]: our gateway over the fake backend, a minimal server, the real programs.
+//! 2. [`client`]: a minimal client. LangBot's own client is `bench/langbot/client.py`.
 //! 3. This file: the bars.
 
 mod client;
@@ -23,15 +23,15 @@ use crate::process::{self, Process};
 use crate::rounds::Plan;
 use crate::statistics::median;
 
-/// Calls of the bare client in a round, to us and to them.
+/// The minimal client's calls per round, to our server and to LangBot's.
 const OUR_CALLS: u64 = 20_000;
 const THEIR_CALLS: u64 = 1_000;
 const AT_ONCE: u64 = 64;
-/// Answers of 100 kB, and commands, of a round.
+/// The number of answers of 100 kB, and of commands, per round.
 const LARGE_CALLS: usize = 20;
 const EXECS: usize = 60;
 
-/// Runs everything and prints the bars.
+/// Runs all measurements and prints the bars.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let parts = plan
         .only
@@ -52,7 +52,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Pairs of a round, ours and theirs, as ratios and medians.
+/// Pairs of results, ours and theirs, as ratios and medians.
 #[derive(Default)]
 struct Pairs {
     ours: Vec<f64>,
@@ -79,7 +79,7 @@ impl Pairs {
     }
 }
 
-/// The bare client against both servers over their fake backends.
+/// Measures the minimal client with both servers over their fake backends.
 fn bare(rounds: u32) -> Result<()> {
     let (ours, theirs) = (Server::ours("gateway-websocket")?, Server::theirs()?);
     for (name, action, data) in [
@@ -110,7 +110,9 @@ fn bare(rounds: u32) -> Result<()> {
     Ok(())
 }
 
-/// LangBot's client against our gateway and against the least that could answer it; its own server for the record.
+/// Measures LangBot's client with our gateway and with the minimal server.
+///
+/// The results of LangBot's own server are printed for reference.
 fn unmodified_client(rounds: u32) -> Result<()> {
     let servers = [
         Server::ours("gateway-websocket")?,
@@ -183,7 +185,7 @@ fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// From the start of the real programs to the answer to a ping, and what they hold then.
+/// Measures the real programs from start to the first ping, and their memory then.
 fn start(rounds: u32) -> Result<()> {
     let (mut time, mut memory) = (Pairs::default(), Pairs::default());
     for _ in 0..rounds {
@@ -220,7 +222,7 @@ fn start(rounds: u32) -> Result<()> {
     Ok(())
 }
 
-/// The memory of a process and of those it has started; what they share is counted once.
+/// Returns the memory of a process and its children; shared pages count once.
 fn megabytes(pid: u32) -> Result<f64> {
     let mut bytes = 0;
     let mut processes = vec![pid];
@@ -239,7 +241,7 @@ fn megabytes(pid: u32) -> Result<f64> {
     Ok(megabytes)
 }
 
-/// Milliseconds of each of so many calls, after one that makes the box.
+/// Returns the milliseconds per call, after a first call that creates the box.
 fn timed(server: &mut Piped, cmd: &str, calls: usize, least: usize) -> Result<f64> {
     let data = client::spec(cmd);
     server.ask("box_exec", &data)?;
@@ -253,7 +255,7 @@ fn timed(server: &mut Piped, cmd: &str, calls: usize, least: usize) -> Result<f6
     Ok(median(&mut times))
 }
 
-/// 100 kB of output over pipes, over the fake backends.
+/// Measures 100 kB of output over pipes and the fake backends.
 fn large(rounds: u32) -> Result<()> {
     let mut pairs = Pairs::default();
     let own = std::env::current_exe().context("finding the benchmark's own program")?;
@@ -285,7 +287,9 @@ fn large(rounds: u32) -> Result<()> {
     Ok(())
 }
 
-/// `true` in a real box, beside LangBot's backend without isolation; over pipes, the real programs.
+/// Measures `true` in a real box, and in LangBot's backend without isolation.
+///
+/// Both are the real programs on pipes.
 fn exec(rounds: u32) -> Result<()> {
     let mut pairs = Pairs::default();
     let start = |(program, arguments): (std::path::PathBuf, Vec<OsString>)| {

@@ -1,11 +1,10 @@
-//! Box's RPC beside its peers, and beside the least that could do the work, in one run.
+//! Benchmarks of Box beside its peers and beside minimal programs, in one run.
 //!
-//! # Reading order
-//! [`payload`] is what every contestant echoes, [`contestant`] the list of them, [`peers`] and [`ours`] how each one serves and
-//! connects. [`driver`] loads one client and counts, [`process`] starts servers and reads what they cost, [`rounds`] runs the
-//! contestants in turn, and [`report`] turns the numbers into ratios and says which bar each one meets. [`boxes`] does the same for the runtime,
-//! [`native`] for real boxes, [`plane`] for what is inside them, [`network`] for their way out, [`stalled`] for a server among clients that stall, [`langbot`] for
-//! LangBot's clients.
+//! # Reading order [`payload`] is the message that every contestant echoes, [`contestant`] the list of contestants, and
+//! [`peers`] and [`ours`] serve and connect each one. [`driver`] loads one client, [`process`] starts servers and reads
+//! their resource use, [`rounds`] runs the contestants in turn, and [`report`] computes ratios and compares them with
+//! the bars. [`boxes`] measures the runtime, [`native`] real boxes, [`plane`] output and files in them, [`network`]
+//! their network, [`stalled`] a server with stalled clients, and [`langbot`] LangBot's clients.
 
 mod boxes;
 mod contestant;

@@ -1,8 +1,7 @@
-//! Real boxes beside a bare spawn of the same program, and beside what else isolates one: `engines.rs`. `crowd.rs` has many boxes
-//! at once.
+//! Real boxes beside a bare spawn of the same program and other isolation tools.
 //!
-//! Every round runs each contestant once after the other, many times over, so that whatever else the machine does hits all of
-//! them. A ratio is that of the medians of one round.
+//! `engines.rs` has the other tools, `crowd.rs` measures many boxes at once. A round runs all contestants in turn, many
+//! times, so that other load on the machine affects all of them. A ratio compares the medians of one round.
 
 mod crowd;
 mod engines;
@@ -26,14 +25,14 @@ use crate::process;
 use crate::rounds::Plan;
 use crate::statistics::median;
 
-/// How often each contestant runs in a round.
+/// The number of runs of each contestant per round.
 const RUNS: usize = 100;
-/// Those that take hundreds of times as long run once in so many.
+/// Contestants that take hundreds of times as long run once per this many runs.
 const SELDOM: usize = 20;
-/// Idle boxes alive when their memory is measured.
+/// The number of idle boxes during the memory measurement.
 const MANY: usize = 200;
 
-/// Runs everything and prints the bars.
+/// Runs all measurements and prints the bars.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let rounds = plan.rounds;
     let parts = plan.only.as_deref().unwrap_or("speed,at-once,alive,memory");
@@ -82,7 +81,7 @@ impl Bench {
         })
     }
 
-    /// A box, and its agent.
+    /// Creates a box, and connects to its agent.
     async fn made(&self) -> Result<(Uuid, Session)> {
         let (id, spec) = (Uuid::now_v7(), SpecDraft::new("bench").build()?);
         let started = self.backend.start(StartRequest::new(id, &spec)).await?;
@@ -97,7 +96,7 @@ impl Bench {
         ))
     }
 
-    /// `/bin/true` by an agent, as words.
+    /// Runs `/bin/true` through an agent, as an argument list.
     async fn argv(agent: &Session, number: usize) -> Result<()> {
         let params: AgentStartParams = serde_json::from_value(json!({
             "command_id": format!("c{number}"), "program": {"argv": ["/bin/true"]}, "cwd": "/tmp",
@@ -107,7 +106,7 @@ impl Bench {
         Ok(())
     }
 
-    /// `/bin/true` through the whole runtime, as words, with its output.
+    /// Runs `/bin/true` through the runtime as an argument list, with its output.
     async fn words(&self, session: &str) -> Result<()> {
         let asked = json!({"box_id": session, "program": {"argv": ["/bin/true"]}, "cwd": "/tmp", "retain_ms": 0,
             "attach": {"view": "bytes"}});
@@ -122,7 +121,7 @@ impl Bench {
         Ok(())
     }
 
-    /// `true` through the whole runtime, which runs texts in a login shell.
+    /// Runs `true` through the runtime as a text, in a login shell.
     async fn exec(&self, session: &str) -> Result<()> {
         let asked: BoxExecParams =
             serde_json::from_value(json!({"spec": {"box_id": session, "cmd": "true"}}))?;
@@ -225,7 +224,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What is too slow to run every time.
+    /// Returns the contestants that are too slow to run every time.
     fn seldom(&self) -> Vec<(usize, Command)> {
         let engines = &self.engines;
         let mut all = Vec::new();
@@ -296,7 +295,7 @@ const NAMES: [&str; 11] = [
     "",
 ];
 
-/// Spawns and waits.
+/// Spawns a command and waits for it.
 fn spawn(command: &mut Command) -> Result<()> {
     let command = command
         .stdin(Stdio::null())
@@ -309,7 +308,7 @@ fn spawn(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Proportional set size in kilobytes.
+/// Returns the proportional set size in kilobytes.
 fn pss(process: &std::path::Path) -> Result<f64> {
     let rollup = std::fs::read_to_string(process.join("smaps_rollup"))?;
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));

@@ -1,4 +1,4 @@
-//! The way out of a box beside loopback: connecting, moving much, and what a network adds to the start of a box.
+//! The network of a box beside loopback: connections, bulk data and box start.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -16,18 +16,18 @@ use serde_json::json;
 use crate::boxes::{bar, rate_bar};
 use crate::statistics::median;
 
-/// Connections of one client in a round.
+/// The number of connections per client and round.
 const CONNECTS: usize = 500;
-/// Bytes that are moved in a round.
+/// The bytes transferred per round.
 const BULK: usize = 1 << 30;
-/// Boxes that are started in a round.
+/// The number of boxes started per round.
 const STARTS: usize = 30;
-/// Where this program is in a box.
+/// The path of this program in a box.
 const PLACE: &str = "/mnt/bench";
-/// The name that leads to the machine's loopback, for the box.
+/// The host name of the machine's loopback inside the box.
 const NAME: &str = "peer.test";
 
-/// Runs everything and prints the bars.
+/// Runs all measurements and prints the bars.
 pub(crate) fn run(rounds: u32) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -42,11 +42,11 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
     })
 }
 
-/// What the benchmark starts, in a box and outside: prints microseconds.
+/// Runs the client, inside a box or outside; it prints microseconds.
 pub(crate) fn client(what: &str, to: &str) -> Result<()> {
     let mut times = Vec::new();
     if what == "connect" {
-        // The name is looked up once, as loopback's is.
+        // Resolve the name only once, as for loopback.
         let to: Vec<SocketAddr> = std::net::ToSocketAddrs::to_socket_addrs(to)?.collect();
         for _ in 0..CONNECTS {
             let since = Instant::now();
@@ -69,7 +69,7 @@ pub(crate) fn client(what: &str, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// Serves every connection by a thread of its own; gives the port.
+/// Serves each connection in a separate thread; returns the port.
 fn serve(work: impl Fn(TcpStream) + Send + Sync + Copy + 'static) -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();
@@ -90,7 +90,7 @@ fn much(mut stream: TcpStream) {
     while stream.write_all(&piece).is_ok() {}
 }
 
-/// The least that could relay: one thread, one pipe, splice.
+/// Runs a minimal relay: one thread, one pipe, splice.
 fn splicing(far: u16) -> Result<u16> {
     serve(move |near| {
         let Ok(from) = TcpStream::connect(("127.0.0.1", far)) else {
@@ -128,7 +128,7 @@ impl Bench {
             .egress
             .hosts
             .insert(HostName::new(NAME)?, vec![loopback]);
-        // What is measured is the way, not the pace that one box may have.
+        // Remove the rate limit of a box, because the benchmark measures the network path.
         config.egress.connections_per_sec = 0;
         let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
         Ok(Self { runtime })
@@ -146,7 +146,7 @@ impl Bench {
         Ok(ran.stdout)
     }
 
-    /// What a client in a box measures, and the same client outside.
+    /// Returns the results of a client in a box and of the same client outside.
     async fn both(&self, what: &str, inside: u16, outside: u16) -> Result<(f64, f64)> {
         let ours = self
             .exec(
@@ -204,7 +204,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The median time of making a box, running nothing but `true` in it and deleting it.
+    /// Returns the median time to create a box, run `true` in it and delete it.
     async fn start_one(&self, network: Network) -> Result<f64> {
         let since = Instant::now();
         let spec = SpecDraft::new("start").network(network).cmd("true");
@@ -218,7 +218,7 @@ impl Bench {
     }
 }
 
-/// Two runtimes, so that each has boxes of its kind begun.
+/// Measures the start with two runtimes, so that each prepares boxes of its kind.
 async fn starting(rounds: u32) -> Result<()> {
     let (on, off) = (Bench::start("on")?, Bench::start("off")?);
     let (mut ours, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -230,7 +230,7 @@ async fn starting(rounds: u32) -> Result<()> {
                 (&off, Network::Off, &mut other),
             ] {
                 times.push(bench.start_one(network).await?);
-                // As between two calls: what is kept ready is made again.
+                // Wait as between two calls, so that the runtime prepares the next box.
                 tokio::time::sleep(std::time::Duration::from_millis(30)).await;
             }
         }

@@ -1,6 +1,6 @@
-//! Box's own engine as a contestant, over the connections of its transports.
+//! Box's engine as a contestant, over the connections of its transports.
 //!
-//! The limits are raised where a load would meet them, as the other contestants' are; nothing else is turned off.
+//! The benchmark raises limits that a load would reach, as for the other contestants, and disables nothing else.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue, server::Ser
 
 use crate::{contestant::Client, payload::Payload, process};
 
-/// What carries our messages.
+/// The transport of our messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
     Tcp,
@@ -75,12 +75,12 @@ fn options() -> Options {
     }
 }
 
-/// Listens, announces where, and serves until the process ends.
+/// Listens, announces the address, and serves until the process ends.
 pub(crate) async fn serve(carrier: Carrier) -> Result<()> {
     let endpoint = match carrier {
         Carrier::Tcp => "tcp://127.0.0.1:0".to_owned(),
         Carrier::WebSocket => "ws://127.0.0.1:0/".to_owned(),
-        // One name for all runs: the next server replaces what a killed one left behind.
+        // One name for all runs, so that the next server replaces the socket of a killed one.
         Carrier::Unix => format!("unix:{}/box-bench.sock", std::env::temp_dir().display()),
         Carrier::Queue => bail!("{} has no server", carrier.name()),
     };
@@ -96,7 +96,7 @@ pub(crate) async fn serve(carrier: Carrier) -> Result<()> {
     Ok(())
 }
 
-/// One more connection to a server of ours.
+/// Opens another connection to our server.
 pub(crate) async fn connect(carrier: Carrier, address: &str) -> Result<OurClient> {
     let options = options();
     let connection = if carrier.is_in_process() {
@@ -119,7 +119,7 @@ pub(crate) async fn connect(carrier: Carrier, address: &str) -> Result<OurClient
     })
 }
 
-/// The calling end. The session ends with its last clone.
+/// The calling end; the session ends with its last clone.
 #[derive(Clone, Debug)]
 pub(crate) struct OurClient {
     peer: Peer,

@@ -1,8 +1,10 @@
-//! What every contestant echoes.
+//! The message that every contestant echoes.
 
 use serde::{Deserialize, Serialize};
 
-/// Five fields, about 220 bytes on the wire with a JSON-RPC envelope. Owned, as a handler gets its parameters.
+/// Five fields, about 220 bytes on the wire with a JSON-RPC envelope.
+///
+/// The fields are owned, as the parameters of a handler are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Payload {
     pub(crate) session: String,
@@ -13,7 +15,7 @@ pub(crate) struct Payload {
 }
 
 impl Payload {
-    /// A small message, numbered so that an answer can be told from another's.
+    /// Returns a small message with a number that identifies its answer.
     pub(crate) fn small(number: u64) -> Self {
         Self {
             session: "0199a7c2-5f1e-7b3a-9c41-2b7d8e6f0a13".to_owned(),
@@ -24,7 +26,7 @@ impl Payload {
         }
     }
 
-    /// A message of so many bytes in one field, none of which needs an escape.
+    /// Returns a message with this many bytes in one field, which need no escapes.
     pub(crate) fn large(bytes: usize) -> Self {
         Self {
             command: "x".repeat(bytes),

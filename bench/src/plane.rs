@@ -1,5 +1,6 @@
-//! What is inside a box, reached over a Unix socket: output as a stream, the first byte of it, files, and commands that have
-//! ended; beside the least that could move the same bytes.
+//! Output, files and ended commands of a box, over a Unix socket.
+//!
+//! Minimal programs that move the same bytes are measured beside them.
 
 mod peers;
 
@@ -29,20 +30,20 @@ use crate::process::{self, Process};
 use crate::rounds::Plan;
 use crate::statistics::median;
 
-/// Bytes of output that are streamed, and of a file that goes in and out.
+/// The bytes of streamed output, and of a transferred file.
 const STREAMED: usize = 256 << 20;
 const FILE: usize = 256 << 20;
-/// Bytes of a file that go in one message, and messages that are sent without waiting for the answers of those before.
+/// The bytes of a file per message, and the number of messages without an answer.
 const PIECE: usize = 512 << 10;
 const PIECES_AHEAD: usize = 4;
-/// Commands that have ended and are kept.
+/// The number of ended commands that are kept.
 const ENDED: usize = 10_000;
-/// How long an agent is left alone before its memory is looked at.
+/// How long an agent is idle before its memory is measured.
 const REST: Duration = Duration::from_millis(500);
-/// How often a short thing is done in a round.
+/// The number of runs of a short operation per round.
 const RUNS: usize = 100;
 
-/// Runs everything and prints the bars.
+/// Runs all measurements and prints the bars.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let rounds = plan.rounds;
     let parts = plan.only.as_deref();
@@ -67,12 +68,12 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
 
 struct Bench {
     peer: Peer,
-    /// A place in memory that both sides of a comparison read from.
+    /// A directory in memory that both sides of a comparison read from.
     place: tempfile::TempDir,
     _client: Session,
 }
 
-/// Serves a runtime on a thread of its own, as it would be in a process of its own. Says when it listens.
+/// Serves a runtime on a separate thread, and signals when it listens.
 fn serve(endpoint: &Endpoint, ready: &mpsc::Sender<()>) -> Result<()> {
     process::runtime()?.block_on(async {
         let mut config = NativeConfig::this_program()?;
@@ -85,7 +86,7 @@ fn serve(endpoint: &Endpoint, ready: &mpsc::Sender<()>) -> Result<()> {
     })
 }
 
-/// A file of so many bytes on the disk that `cp` copies to.
+/// Creates a file of these bytes on the disk that `cp` copies to.
 fn source(directory: &Path, bytes: &[u8]) -> Result<std::path::PathBuf> {
     let source = directory.join("source");
     std::fs::write(&source, bytes)?;
@@ -121,7 +122,9 @@ impl Bench {
         Ok(self.peer.call::<A>(&params).await?)
     }
 
-    /// Runs a program to its end, reading its output; how many bytes of it came, and when the first did.
+    /// Runs a program and reads its output.
+    ///
+    /// Returns the number of bytes, and when the first one arrived.
     async fn read(&self, argv: &[&str], view: &str) -> Result<(usize, Option<Instant>)> {
         let params = json!({"box_id": "b", "program": {"argv": argv}, "cwd": "/tmp", "retain_ms": 0,
             "attach": {"view": view}});
@@ -174,7 +177,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A run of a builtin in a shell that stays, beside a process for it.
+    /// Measures a builtin in a persistent shell, beside a process for it.
     async fn builtins(&self, rounds: u32) -> Result<()> {
         for language in ["bash", "sh"] {
             let create =
@@ -302,10 +305,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Commands that have ended, in the memory of their agent and of the runtime.
+    /// Measures ended commands in the memory of their agent and of the runtime.
     async fn ended(&self) -> Result<()> {
         let agent = self.agent().await?;
-        // The first of them pay once for what the later ones use.
+        // Exclude the one-time cost of the first commands.
         self.end_some("first", ENDED / 10).await?;
         let before = (agent.resident_bytes()?, Process::own().resident_bytes()?);
         self.end_some("ended", ENDED).await?;
@@ -326,8 +329,9 @@ impl Bench {
         Ok(())
     }
 
-    /// Lets commands run to their end. Each is asked for afterwards by its name: a list of all of them is megabytes at both
-    /// ends, which are no command's.
+    /// Runs commands to their end, and asks for each by its name.
+    ///
+    /// A list of all commands would take megabytes at both ends, which are not a cost of a command.
     async fn end_some(&self, name: &str, count: usize) -> Result<()> {
         for number in 0..count {
             let params = json!({"box_id": "b", "command_id": format!("{name}-{number}"),
@@ -338,12 +342,14 @@ impl Bench {
             let one = json!({"box_id": "b", "command_id": format!("{name}-{number}")});
             while self.call::<CommandGet>(one.clone()).await?.exit.is_none() {}
         }
-        // An agent that is left alone gives back what it does not use.
+        // An idle agent returns unused memory to the system.
         tokio::time::sleep(REST).await;
         Ok(())
     }
 
-    /// The agent of the box, which is the parent of a command in it. All others wait for boxes.
+    /// Returns the agent of the box, which is the parent of a command in it.
+    ///
+    /// All other agents wait for boxes.
     async fn agent(&self) -> Result<Process> {
         let seconds = format!("86400.{}", std::process::id());
         let params = json!({"box_id": "b", "command_id": "asleep", "cwd": "/tmp", "retain_ms": 0,
@@ -379,7 +385,7 @@ fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
     pairs.map(|(ours, theirs)| ours / theirs).collect()
 }
 
-/// Rates side by side; without a bar, only for comparison.
+/// Prints two rates; without a bar they are only for comparison.
 fn show(name: &str, ours: &[f64], peer: &str, theirs: &[f64], least: Option<f64>) {
     let of = |rates: &[f64]| format!("{:.0} MB/s", median(&mut rates.to_vec()));
     let beside = format!("{peer}: {}", of(theirs));
@@ -394,7 +400,7 @@ fn show(name: &str, ours: &[f64], peer: &str, theirs: &[f64], least: Option<f64>
     }
 }
 
-/// Times side by side.
+/// Prints two times.
 fn times(name: &str, ours: &mut [f64], peer: &str, theirs: &mut [f64], most: f64) {
     let mut ratios = ratios(ours, theirs);
     let of = |times: &mut [f64]| format!("{:.0} us", median(times));

@@ -1,4 +1,4 @@
-//! Servers as child processes, and what the kernel knows about them.
+//! Servers as child processes, and their resource use as the kernel reports it.
 
 use std::{
     env, fs,
@@ -14,12 +14,12 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::contestant::Contestant;
 
-/// One thread for each end, so that a contestant is compared and not the scheduler.
+/// Creates a runtime with one thread, to keep the scheduler out of the comparison.
 pub(crate) fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// As many open files as the hard limit allows: idle connections need one each.
+/// Raises the limit of open files to the hard limit, for idle connections.
 pub(crate) fn raise_open_files() -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -29,14 +29,14 @@ pub(crate) fn raise_open_files() -> Result<()> {
     setrlimit(Resource::Nofile, raised).context("raising the limit of open files")
 }
 
-/// Tells the parent where this server listens.
+/// Prints the address of this server for the parent process.
 pub(crate) fn announce(address: impl std::fmt::Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{address}")?;
     out.flush()
 }
 
-/// Ends this process when its parent does, however the parent dies.
+/// Ends this process when its parent ends for any reason.
 pub(crate) fn end_with_parent() {
     thread::spawn(|| {
         let _ = io::stdin().lock().read_to_end(&mut Vec::new());
@@ -44,7 +44,7 @@ pub(crate) fn end_with_parent() {
     });
 }
 
-/// A server in its own process; ends when dropped.
+/// A server in a separate process, which ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -91,12 +91,12 @@ impl Drop for Server {
     }
 }
 
-/// A process the kernel can be asked about.
+/// A process with resource use that the kernel reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Process(u32);
 
 impl Process {
-    /// The process of this number.
+    /// Returns the process with this pid.
     pub(crate) fn with_pid(pid: u32) -> Self {
         Self(pid)
     }
@@ -105,7 +105,7 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Time on a processor, summed over its threads, to the nanosecond.
+    /// Returns the processor time of all threads, in nanoseconds.
     fn cpu(self) -> Result<Duration> {
         let mut nanoseconds = 0;
         for thread in fs::read_dir(format!("/proc/{}/task", self.0))? {
@@ -116,12 +116,16 @@ impl Process {
         Ok(Duration::from_nanos(nanoseconds))
     }
 
-    /// Memory that is really there. Not `VmRSS`, which the kernel lets be off by some hundred kilobytes.
+    /// Returns the resident memory.
+    ///
+    /// `VmRSS` is not used, because the kernel lets it deviate by some hundred kilobytes.
     pub(crate) fn resident_bytes(self) -> Result<u64> {
         self.memory("Rss:")
     }
 
-    /// The same, with what is shared with others divided among them, so that the figures of several can be added up.
+    /// Returns the resident memory with shared pages divided among their users.
+    ///
+    /// The values of several processes can be added.
     pub(crate) fn proportional_bytes(self) -> Result<u64> {
         self.memory("Pss:")
     }
@@ -137,7 +141,7 @@ impl Process {
     }
 }
 
-/// Processor time of this process and a server's, from now on.
+/// The processor time of this process and a server since a start time.
 #[derive(Debug)]
 pub(crate) struct Meter {
     server: Option<Process>,

@@ -1,4 +1,4 @@
-//! From numbers to ratios, and from ratios to bars.
+//! Ratios of the results, and the bars that they must meet.
 
 use std::{fmt::Write as _, fs, process::Command};
 
@@ -9,7 +9,7 @@ use crate::{
     statistics::median,
 };
 
-/// What is compared.
+/// A compared metric.
 #[derive(Clone, Copy, Debug)]
 enum Metric {
     Cpu64,
@@ -22,7 +22,7 @@ enum Metric {
 }
 
 impl Metric {
-    /// One value for each round.
+    /// Returns one value per round.
     fn values(self, record: &Record) -> Vec<f64> {
         let numbers = record.numbers.iter();
         match self {
@@ -40,7 +40,7 @@ impl Metric {
         median(&mut self.values(record))
     }
 
-    /// A value as people read it.
+    /// Formats a value for the table.
     fn show(self, value: f64) -> String {
         match self {
             Self::Cpu64 | Self::Cpu1024 | Self::Latency => format!("{value:.2} us"),
@@ -51,7 +51,7 @@ impl Metric {
     }
 }
 
-/// Where a ratio must lie.
+/// The bound of a ratio.
 #[derive(Clone, Copy, Debug)]
 enum Bound {
     AtMost { bar: f64, goal: f64 },
@@ -77,13 +77,13 @@ impl Bound {
     }
 }
 
-/// A promise about our engine.
+/// A performance target of our engine.
 #[derive(Debug)]
 struct Bar {
     what: &'static str,
     metric: Metric,
     ours: Carrier,
-    /// Without a peer the value itself is bounded, in its own unit.
+    /// The contestant to compare with; without one, the value itself is bounded.
     peer: Option<Contestant>,
     bound: Bound,
 }
@@ -92,7 +92,7 @@ const fn at_most(bar: f64) -> Bound {
     Bound::AtMost { bar, goal: bar }
 }
 
-/// All promises, as the engine's issue words them.
+/// All performance targets, as the engine's issue states them.
 const BARS: [Bar; 7] = [
     Bar {
         what: "CPU per call, 64 in flight, tcp",
@@ -148,7 +148,7 @@ const BARS: [Bar; 7] = [
     },
 ];
 
-/// When, where and how: a number without these is an anecdote.
+/// Prints the date, the machine and the plan of the run.
 pub(crate) fn header(plan: &Plan) {
     println!(
         "- date: {}",
@@ -224,7 +224,7 @@ fn bars(records: &[Record]) -> String {
     format!("{head}{rows}")
 }
 
-/// Nothing when one of the two did not take part.
+/// Returns a row, or `None` if one of the two contestants did not take part.
 fn row(bar: &Bar, records: &[Record]) -> Option<String> {
     let ours = find(records, Contestant::Ours(bar.ours))?;
     let (mut values, peer) = match bar.peer {
@@ -248,7 +248,7 @@ fn row(bar: &Bar, records: &[Record]) -> Option<String> {
     ))
 }
 
-/// Round by round: a slow minute is in both numbers and leaves the ratio alone.
+/// Returns the ratio of each round, which noise in both values does not change.
 fn ratios(metric: Metric, record: &Record, reference: &Record) -> Option<Vec<f64>> {
     let (values, references) = (metric.values(record), metric.values(reference));
     let ratios: Vec<f64> = values

@@ -1,4 +1,4 @@
-//! Running the contestants in turn, so that a noisy minute hits all of them.
+//! Rounds that run the contestants in turn, so that noise affects all of them.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     statistics::median,
 };
 
-/// What to run.
+/// The selection of measurements to run.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) rounds: u32,
@@ -39,7 +39,7 @@ impl Plan {
     }
 }
 
-/// What one contestant did in one round.
+/// The results of one contestant in one round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Numbers {
     pub(crate) p50_us: f64,
@@ -47,21 +47,21 @@ pub(crate) struct Numbers {
     pub(crate) at_1024: Flow,
 }
 
-/// Everything about one contestant.
+/// All results of one contestant.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) contestant: Contestant,
-    /// One for each round.
+    /// One entry per round.
     pub(crate) numbers: Vec<Numbers>,
-    /// Median of each round, in milliseconds.
+    /// The median of each round, in milliseconds.
     pub(crate) large_ms: Vec<f64>,
-    /// The best of all, in milliseconds.
+    /// The best of all rounds, in milliseconds.
     pub(crate) large_best_ms: f64,
-    /// Memory of the server for one idle connection; nothing in process.
+    /// The server's memory per idle connection; empty for contestants in process.
     pub(crate) idle_bytes: Vec<f64>,
 }
 
-/// The size of the large message: just below the limit of 16 MiB.
+/// The size of the large message, just below the limit of 16 MiB.
 const LARGE: usize = 15 * 1024 * 1024;
 const LARGE_TIMES: usize = 5;
 const IDLE_CONNECTIONS: u32 = 2000;
@@ -80,7 +80,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
                     .with_context(|| format!("contestant {}", record.contestant.name()))?;
             }
         }
-        // There and back: no contestant always comes first, and compared contestants stay neighbours.
+        // Alternate the order: no contestant always runs first, and compared contestants stay adjacent.
         records.reverse();
         eprintln!("round {} of {} done", round + 1, plan.rounds);
     }
@@ -151,7 +151,9 @@ impl Record {
     }
 }
 
-/// Runs `work` on a runtime of its own, with a fresh server beside it: none inherits the memory that another one grew.
+/// Runs `work` on a separate runtime with a new server.
+///
+/// No contestant inherits the memory that another one has grown.
 fn with_server<T>(
     contestant: Contestant,
     work: impl AsyncFnOnce(&str, Option<Process>) -> Result<T>,

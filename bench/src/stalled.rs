@@ -1,4 +1,4 @@
-//! A healthy client of `boxd serve`, beside itself while a thousand others have connected and stalled.
+//! A healthy client of `boxd serve`, with and without a thousand stalled clients.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -12,18 +12,20 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use crate::boxes::bar;
 use crate::statistics::median;
 
-/// Who stalls, at each listener.
+/// The number of stalled clients per listener.
 const STALLED: usize = 1000;
-/// Calls of the healthy client in a round.
+/// The healthy client's calls per round.
 const CALLS: usize = 5000;
-/// What those who stall have said at the HTTP port: nothing, half a line, half a head, a head without its body.
+/// The data of stalled HTTP clients.
+///
+/// It is nothing, half a line, half a head, or a head without its body.
 const HALF_REQUESTS: [&str; 4] = [
     "",
     "GET /hea",
     "GET /healthz HTTP/1.1\r\nHost: local",
     "POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
 ];
-/// And at the port of the RPC.
+/// The data of stalled RPC clients.
 const HALF_MESSAGES: [&str; 4] = [
     "",
     "{",
@@ -31,9 +33,9 @@ const HALF_MESSAGES: [&str; 4] = [
     r#"{"jsonrpc":"2.0","id":1,"method":"system.hea"#,
 ];
 
-/// Runs both listeners and prints their bars.
+/// Measures both listeners and prints their bars.
 pub(crate) fn run(rounds: u32) -> Result<()> {
-    // Before the server: it inherits it.
+    // Set the limit before the server starts, because the server inherits it.
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files)?;
@@ -61,7 +63,7 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
     )
 }
 
-/// The 99th percentile with those who stall beside the one without, in turn.
+/// Compares the 99th percentiles with and without stalled clients, in turn.
 fn compare(
     name: &str,
     address: &str,
@@ -90,7 +92,7 @@ fn compare(
     Ok(())
 }
 
-/// The 99th percentile of a client's calls, in microseconds.
+/// Returns the 99th percentile of a client's calls, in microseconds.
 fn slowest(address: &str, call: &impl Fn(&mut Client) -> Result<()>) -> Result<f64> {
     let mut client = Client::to(address)?;
     let mut times = Vec::with_capacity(CALLS);
@@ -122,7 +124,7 @@ impl Client {
         Ok(line)
     }
 
-    /// Reads one answer of HTTP, whose body has a length.
+    /// Reads one HTTP answer with a content length.
     fn answer(&mut self) -> Result<()> {
         ensure!(self.line()?.contains(" 200 "), "the server is not well");
         let mut length = 0;
@@ -140,7 +142,7 @@ impl Client {
     }
 }
 
-/// The real program, at both listeners.
+/// The real program with both listeners.
 struct Server {
     child: Child,
     http: String,
@@ -192,7 +194,7 @@ impl Drop for Server {
     }
 }
 
-/// The program beside this one.
+/// Returns the path of the program beside this one.
 fn program() -> Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name("boxd");
     if !path.exists() {

@@ -1,6 +1,6 @@
-//! The middle of some numbers.
+//! The median.
 
-/// The median, zero of nothing. Sorts what it is given.
+/// Sorts the values and returns their median, or zero for none.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;

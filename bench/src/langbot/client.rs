@@ -1,4 +1,6 @@
-//! A client that does nothing but send frames and read answers, so that the servers are compared and not the client.
+//! A minimal client that only sends frames and reads answers.
+//!
+//! It keeps the cost of a client out of the comparison of servers.
 
 use std::time::Instant;
 
@@ -8,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::servers::INSTANCE;
 
-/// What `box_exec` carries, as LangBot's client writes it.
+/// Returns the data of `box_exec`, as LangBot's client writes it.
 pub(super) fn spec(cmd: &str) -> Value {
     json!({
         "cmd": cmd, "workdir": "/workspace", "timeout_sec": 30, "network": "off", "box_id": "s", "env": {},
@@ -18,7 +20,7 @@ pub(super) fn spec(cmd: &str) -> Value {
     })
 }
 
-/// A request.
+/// Returns a request frame.
 pub(super) fn frame(id: u64, action: &str, data: &Value) -> String {
     let context =
         json!({"instance_uuid": INSTANCE, "workspace_uuid": "w", "placement_generation": 1});
@@ -29,7 +31,7 @@ pub(super) fn frame(id: u64, action: &str, data: &Value) -> String {
     }
 }
 
-/// Calls a second over one websocket, so many at once.
+/// Returns calls per second over one websocket, at this concurrency.
 pub(super) async fn rate(
     url: &str,
     action: &str,
@@ -51,7 +53,7 @@ pub(super) async fn rate(
     for (number, first) in frames.by_ref().take(usize::try_from(at_once)?).enumerate() {
         send.send(first).await?;
         if number == 0 {
-            // The first makes the box, which is not what is measured.
+            // The first call creates the box, which is not measured.
             send.flush().await?;
             receive.receive().await?.context("the server ended")?;
             begun = Instant::now();
@@ -64,7 +66,7 @@ pub(super) async fn rate(
         anyhow::ensure!(answer.contains("success"), "refused: {answer}");
         answered += 1;
         let mut next = frames.next();
-        // What has come with it is answered in one write, as any client would.
+        // The client answers all frames of one read with one write, as any client would.
         while receive.receive_ready().is_some() {
             answered += 1;
             if let Some(frame) = next.take() {

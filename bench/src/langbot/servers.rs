@@ -1,4 +1,6 @@
-//! What is measured: our gateway over the fake backend, the least that could answer LangBot's client, and the real programs.
+//! The measured servers: our gateway, a minimal server, and the real programs.
+//!
+//! The gateway uses the fake backend. The minimal server does the least work that can answer LangBot's client.
 
 use std::env;
 use std::ffi::OsString;
@@ -20,14 +22,14 @@ use serde_json::Value;
 
 use crate::process;
 
-/// The instance that every client here says it is.
+/// The instance name of every client in the benchmark.
 pub(super) const INSTANCE: &str = "bench";
 
-/// The text that is answered with much output, and how much.
+/// The command that produces much output, and the size of that output.
 pub(super) const LARGE: &str = "large";
 pub(super) const LARGE_BYTES: usize = 100_000;
 
-/// LangBot's actions over the fake backend.
+/// Returns LangBot's actions over the fake backend.
 fn gateway() -> Result<Arc<box_gateways::langbot::Host>> {
     let backend = FakeBackend::new();
     backend.answer_with(|text| {
@@ -50,7 +52,7 @@ fn gateway() -> Result<Arc<box_gateways::langbot::Host>> {
         .context("the instance is refused")
 }
 
-/// A server of the benchmark itself: `gateway-websocket`, `gateway-stdio` or `trivial`.
+/// Runs a benchmark server: `gateway-websocket`, `gateway-stdio` or `trivial`.
 pub(crate) fn serve(name: &str) -> Result<()> {
     process::runtime()?.block_on(async {
         let options = Options {
@@ -97,7 +99,7 @@ pub(crate) fn serve(name: &str) -> Result<()> {
     })
 }
 
-/// Answers everything with the same, as soon as its number is known.
+/// Sends the same answer to every request, as soon as its id is known.
 async fn trivial(connection: Box<dyn box_rpc::Connection>) {
     let (mut send, mut receive) = connection.split();
     while let Ok(Some(message)) = receive.receive().await {
@@ -114,7 +116,7 @@ async fn trivial(connection: Box<dyn box_rpc::Connection>) {
     }
 }
 
-/// The Python that has LangBot's packages.
+/// Returns the Python interpreter with LangBot's packages.
 pub(super) fn python() -> Result<PathBuf> {
     let named = env::var_os("LANGBOT_PYTHON").map(PathBuf::from);
     let program = named.unwrap_or_else(|| {
@@ -129,15 +131,17 @@ pub(super) fn python() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A script beside this crate.
+/// Returns the path of a script beside this crate.
 pub(super) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("langbot")
         .join(name)
 }
 
-/// Our program: the one that `BOXD` names, as `cargo xtask bench langbot` does with what is given to others, or else the one that
-/// was built as this one is.
+/// Returns the path of `boxd`.
+///
+/// `BOXD` names it, as `cargo xtask bench langbot` does with the release binary. Otherwise it is the binary that was
+/// built with the profile of this one.
 pub(super) fn boxd() -> Result<PathBuf> {
     let program = match env::var_os("BOXD") {
         Some(program) => PathBuf::from(program),
@@ -150,7 +154,7 @@ pub(super) fn boxd() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A server that says where it listens.
+/// A server that prints its address.
 pub(super) struct Server {
     child: Child,
     pub(super) url: String,
@@ -190,7 +194,7 @@ impl Drop for Server {
     }
 }
 
-/// A server over its pipes.
+/// A server on pipes.
 pub(super) struct Piped {
     child: Child,
     stdin: ChildStdin,
@@ -227,7 +231,7 @@ impl Piped {
         self.child.id()
     }
 
-    /// Asks and reads the answer, whole or in pieces. How many bytes it had.
+    /// Sends a request, and returns the length of its answer, whole or in pieces.
     pub(super) fn ask(&mut self, action: &str, data: &Value) -> Result<usize> {
         self.next += 1;
         let frame = super::client::frame(self.next, action, data);

@@ -1,4 +1,4 @@
-//! Many boxes: 64 at once, and one among a thousand.
+//! Many boxes: 64 in flight, and one exec among a thousand boxes.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,15 +14,17 @@ use crate::boxes::{bar, rate_bar};
 use crate::process;
 use crate::statistics::median;
 
-/// In flight at once.
+/// The number of starts in flight.
 const WIDTH: usize = 64;
-/// Started in all, each time.
+/// The number of starts per measurement.
 const STARTS: usize = 512;
-/// Boxes alive.
+/// The number of live boxes.
 const ALIVE: usize = 1000;
 
 impl Bench {
-    /// Cold box, `/bin/true`, end, with 64 in flight; beside as many bare spawns and bubblewraps.
+    /// Measures box starts with 64 in flight, beside bare spawns and bubblewrap.
+    ///
+    /// Each start creates a box, runs `/bin/true` and deletes the box.
     pub(super) async fn at_once(&self, rounds: u32) -> Result<()> {
         let (mut bare, mut wrapped, mut ours) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
@@ -58,9 +60,9 @@ impl Bench {
         Ok(())
     }
 
-    /// A warm exec while one box lives, and while a thousand do.
+    /// Measures an exec in a running box, with one live box and with a thousand.
     pub(super) async fn among_many(&self, rounds: u32) -> Result<()> {
-        // A thousand boxes are some five thousand descriptors.
+        // A thousand boxes need about five thousand descriptors.
         process::raise_open_files()?;
         let (mut alone, mut among) = (Vec::new(), Vec::new());
         for round in 0..rounds as usize {
@@ -93,7 +95,7 @@ impl Bench {
     }
 }
 
-/// Starts per second, as many at once as there are threads.
+/// Returns starts per second, with one start in flight per thread.
 fn by_threads(command: impl Fn() -> Command + Sync) -> Result<f64> {
     let next = AtomicUsize::new(0);
     let work = || -> Result<()> {

@@ -1,5 +1,7 @@
-//! What else starts a program apart from the machine: bubblewrap, runc and Docker, each as close to a box as it comes without a
-//! profile of its own. Root on Debian has them installed; without them their bars are left out, with the reason.
+//! Other isolation tools: bubblewrap, runc and Docker.
+//!
+//! Each is configured as close to a box as it comes without a custom profile. Root on Debian gets them installed. If a
+//! tool is missing, the benchmark omits its bars and prints the reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,21 +13,21 @@ use serde_json::json;
 
 use super::spawn;
 
-/// How long Docker's daemon may take to come up.
+/// How long Docker's daemon may take to start.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// All of them, with the directory they work in.
+/// All tools, with their working directory.
 pub(super) struct Engines {
     folder: PathBuf,
     daemon: Option<Child>,
-    /// Which of them work here.
+    /// Whether each tool works on this machine.
     pub(super) bubblewrap: bool,
     pub(super) runc: bool,
     pub(super) docker: bool,
 }
 
 impl Engines {
-    /// Starts what can be started, and says what cannot.
+    /// Starts the available tools, and prints which are unavailable.
     pub(super) fn start() -> Result<Self> {
         install();
         let folder = std::env::temp_dir().join(format!("box-bench-{}", std::process::id()));
@@ -45,7 +47,9 @@ impl Engines {
         Ok(this)
     }
 
-    /// `runc run` of `/bin/true`, by its own default specification: every namespace but the user's.
+    /// Returns `runc run` of `/bin/true` with its default specification.
+    ///
+    /// The specification has every namespace except the user namespace.
     pub(super) fn runc(&self) -> Command {
         let mut command = Command::new("runc");
         command.arg("--root").arg(self.folder.join("runc"));
@@ -54,12 +58,12 @@ impl Engines {
         command
     }
 
-    /// `docker run` of `/bin/true`.
+    /// Returns `docker run` of `/bin/true`.
     pub(super) fn docker_run(&self) -> Command {
         self.docker("run --rm --network none box-bench /bin/true")
     }
 
-    /// `docker exec` of `/bin/true`, in a container that runs.
+    /// Returns `docker exec` of `/bin/true` in a running container.
     pub(super) fn docker_exec(&self) -> Command {
         self.docker("exec warm /bin/true")
     }
@@ -74,7 +78,7 @@ impl Engines {
         command
     }
 
-    /// A root directory with one program in it: no registry of images is needed for that.
+    /// Creates a root directory with one program, so that no image registry is needed.
     fn root(&self) -> Result<()> {
         let root = self.folder.join("rootfs");
         if root.exists() {
@@ -100,7 +104,7 @@ impl Engines {
         Ok(())
     }
 
-    /// A daemon of our own, with everything it keeps in our directory.
+    /// Starts a separate Docker daemon with all its state in our directory.
     fn begin_docker(&mut self) -> Result<()> {
         let at = |name: &str| self.folder.join(name);
         let log = fs::File::create(at("log"))?;
@@ -173,7 +177,7 @@ fn last_line(log: &Path) -> String {
         .to_owned()
 }
 
-/// Where this is root on Debian and something is missing.
+/// Installs missing tools, if this user is root on Debian.
 fn install() {
     let there = |program: &str| Command::new(program).arg("--version").output().is_ok();
     if ["bwrap", "runc", "dockerd", "busybox"]
@@ -184,12 +188,14 @@ fn install() {
     }
     let packages = "install -y --no-install-recommends bubblewrap runc docker.io busybox-static";
     for words in ["update", packages] {
-        // Without them, their bars are left out.
+        // If the installation fails, the benchmark omits their bars.
         let _ = spawn(Command::new("apt-get").args(words.split(' ')));
     }
 }
 
-/// What comes closest: every namespace, a read-only system, a private `/tmp`; without seccomp, cgroups or Landlock.
+/// Returns the bubblewrap command that comes closest to a box.
+///
+/// It has every namespace, a read-only system and a private `/tmp`, but no seccomp, cgroups or Landlock.
 pub(super) fn bubblewrap() -> Command {
     let mut command = Command::new("bwrap");
     for dir in ["/usr", "/bin", "/lib", "/lib64", "/sbin"] {

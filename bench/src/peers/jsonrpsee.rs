@@ -23,7 +23,7 @@ pub(crate) async fn serve() -> Result<()> {
         .build("127.0.0.1:0")
         .await?;
     let mut module = RpcModule::new(());
-    // The synchronous kind is answered without a task: its fastest.
+    // A synchronous method runs without a task, which is jsonrpsee's fastest kind.
     module.register_method("echo", |params, (), _| params.parse::<Payload>())?;
     process::announce(server.local_addr()?)?;
     server.start(module).stopped().await;

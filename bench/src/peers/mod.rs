@@ -1,7 +1,7 @@
-//! The other contestants. Each one has a `serve` and a `connect`.
+//! The other contestants; each one has a `serve` and a `connect`.
 //!
-//! [`mux`] is written by hand, as well as we can and with nothing that an RPC could do without: what it costs is what the
-//! work itself costs. The others are libraries, with their limits raised so that none of them gets in the way.
+//! [`mux`] is handwritten with only the parts that an RPC needs, so its cost is that of the work itself. The others are
+//! libraries with raised limits, so that no limit affects the results.
 
 pub(crate) mod jsonrpsee;
 pub(crate) mod mux;
@@ -9,8 +9,8 @@ pub(crate) mod mux_queue;
 pub(crate) mod mux_tcp;
 pub(crate) mod tarpc;
 
-/// Room for a 15 MiB message and its envelope.
+/// The maximum message length: 15 MiB and an envelope.
 const MAX_MESSAGE: u32 = 32 * 1024 * 1024;
 
-/// More calls than any load has in flight.
+/// The maximum number of calls in flight, which no load reaches.
 const MAX_IN_FLIGHT: usize = 4096;

@@ -1,8 +1,8 @@
-//! The least an RPC can do: ids, a waiting map, one envelope, typed parameters.
+//! A minimal RPC: ids, a map of waiting calls, one envelope, typed parameters.
 //!
-//! The envelope is JSON-RPC's. Parameters and results are read in two steps, envelope first, because what they parse into
-//! depends on the method or on who waits; both steps borrow. There is no cancel, no deadline, no limit on calls, no
-//! batch, no second dialect and no error beside the end of the connection.
+//! The envelope is JSON-RPC's. A reader parses the envelope first and then the parameters or result, because their type
+//! depends on the method or the waiting call. Both steps borrow. The RPC has no cancellation, no deadlines, no limit on
+//! calls, no batches, no second dialect, and no error except the end of the connection.
 
 use std::{
     collections::HashMap,
@@ -46,7 +46,7 @@ struct AnswerIn<'a> {
     result: &'a RawValue,
 }
 
-/// Writes a request behind what `out` holds.
+/// Appends a request to `out`.
 pub(crate) fn write_request(out: &mut Vec<u8>, id: u64, params: &Payload) -> Result<()> {
     let request = RequestOut {
         jsonrpc: "2.0",
@@ -57,7 +57,7 @@ pub(crate) fn write_request(out: &mut Vec<u8>, id: u64, params: &Payload) -> Res
     Ok(serde_json::to_writer(out, &request)?)
 }
 
-/// Serves one request: writes its answer behind what `out` holds.
+/// Handles one request, and appends its answer to `out`.
 pub(crate) fn answer(request: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let request: RequestIn<'_> = serde_json::from_slice(request)?;
     ensure!(
@@ -74,10 +74,10 @@ pub(crate) fn answer(request: &[u8], out: &mut Vec<u8>) -> Result<()> {
     Ok(serde_json::to_writer(out, &answer)?)
 }
 
-/// Who waits for which answer.
+/// The calls that wait for answers.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    /// `None` once the connection is over.
+    /// `None` once the connection is closed.
     calls: Option<HashMap<u64, oneshot::Sender<Payload>>>,
     next: u64,
 }
@@ -90,7 +90,7 @@ impl Waiting {
         }
     }
 
-    /// A new id, and where its answer will come.
+    /// Returns a new id, and the receiver of its answer.
     pub(crate) fn register(&mut self) -> Result<(u64, oneshot::Receiver<Payload>)> {
         let calls = self.calls.as_mut().context("the connection is over")?;
         let (sender, receiver) = oneshot::channel();
@@ -99,7 +99,7 @@ impl Waiting {
         Ok((self.next, receiver))
     }
 
-    /// Parses an answer and hands it to its caller.
+    /// Parses an answer and sends it to its caller.
     pub(crate) fn complete(&mut self, answer: &[u8]) -> Result<()> {
         let answer: AnswerIn<'_> = serde_json::from_slice(answer)?;
         let caller = self
@@ -107,19 +107,19 @@ impl Waiting {
             .as_mut()
             .and_then(|calls| calls.remove(&answer.id));
         if let Some(caller) = caller {
-            // A caller that has gone is no reason to stop.
+            // A caller that no longer waits does not end the connection.
             let _ = caller.send(serde_json::from_str(answer.result.get())?);
         }
         Ok(())
     }
 
-    /// The connection is over: every caller, now and later, gets an error.
+    /// Closes the connection: every current and later caller gets an error.
     pub(crate) fn close(&mut self) {
         self.calls = None;
     }
 }
 
-/// A panic in another task does not make the bookkeeping wrong.
+/// Locks a mutex; a panic in another task does not leave its state inconsistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The hand-written multiplexer with both ends in one process, joined by two queues of strings.
+//! The handwritten multiplexer with both ends in one process, joined by queues.
 
 use std::sync::{Arc, Mutex};
 

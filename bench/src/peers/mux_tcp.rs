@@ -1,7 +1,7 @@
-//! The hand-written multiplexer over TCP: a message a line.
+//! The handwritten multiplexer over TCP, with one message per line.
 //!
-//! Writes are batched: whatever has been written while the socket was busy goes out in one call. The server answers in its
-//! reader, after all requests that one read brought.
+//! Both ends batch writes: all data written while the socket was busy goes out in one call. The server answers in its
+//! reader, after all requests of one read.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{contestant, payload::Payload, process};
 
-/// Where a read buffer begins, and how far it grows for the sake of fewer reads.
+/// The initial size of a read buffer, and the size up to which it grows.
 const BUFFER: (usize, usize) = (8 * 1024, 64 * 1024);
 
 pub(crate) async fn serve() -> Result<()> {
@@ -77,7 +77,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     waiting: Waiting,
-    /// Requests that the socket has not been given yet.
+    /// Requests that are not written to the socket yet.
     out: Vec<u8>,
 }
 
@@ -138,20 +138,20 @@ async fn read_answers(shared: Arc<Shared>, mut read: OwnedReadHalf) -> Result<()
     result
 }
 
-/// Cuts what is read into lines, without copying them.
+/// Splits input into lines without copying them.
 #[derive(Debug, Default)]
 struct Lines {
     buffer: Vec<u8>,
-    /// Where the next line begins.
+    /// The start of the next line.
     start: usize,
-    /// Up to where there is no further line end.
+    /// The position up to which the buffer has no further line end.
     searched: usize,
-    /// The last read took all the room there was.
+    /// Whether the last read filled the buffer.
     filled: bool,
 }
 
 impl Lines {
-    /// Reads once; false at the end of input.
+    /// Reads once; returns false at the end of input.
     async fn fill(&mut self, read: &mut (impl AsyncReadExt + Unpin)) -> Result<bool> {
         self.buffer.drain(..self.start);
         self.searched -= self.start;
@@ -169,7 +169,7 @@ impl Lines {
         Ok(count > 0)
     }
 
-    /// The next whole line, without its end.
+    /// Returns the next whole line, without its line end.
     fn next(&mut self) -> Result<Option<&[u8]>> {
         if let Some(found) = memchr::memchr(b'\n', &self.buffer[self.searched..]) {
             let line = self.start..self.searched + found;

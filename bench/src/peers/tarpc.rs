@@ -1,4 +1,4 @@
-//! tarpc over TCP, its messages written as JSON.
+//! tarpc over TCP, with JSON messages.
 
 use anyhow::Result;
 use futures::StreamExt;

@@ -1,4 +1,4 @@
-//! The least that could move the same bytes.
+//! Minimal programs that move the same bytes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use box_protocol::{MAX_CHUNK_BYTES, UnixMs};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// `cat` into `cat` into us.
+/// Reads a file through two `cat` processes.
 pub(super) fn two_pipes(file: &str) -> Result<()> {
     let mut first = Command::new("cat")
         .arg(file)
@@ -30,7 +30,9 @@ pub(super) fn two_pipes(file: &str) -> Result<()> {
     Ok(())
 }
 
-/// Reads a program's pipe and sends it on as frames: a number, a length, bytes. The other end takes them apart.
+/// Sends a program's output as frames of a number, a length and bytes.
+///
+/// The other end parses the frames.
 pub(super) fn raw_frames(file: &str) -> Result<()> {
     let (mut near, mut far) = UnixStream::pair()?;
     let file = file.to_owned();
@@ -67,7 +69,7 @@ pub(super) fn raw_frames(file: &str) -> Result<()> {
         .map_err(|_| anyhow::anyhow!("the sender failed"))?
 }
 
-/// A chunk as it is on the wire.
+/// A chunk in its wire format.
 #[derive(Serialize, Deserialize)]
 struct Message<T> {
     jsonrpc: String,
@@ -88,8 +90,10 @@ enum Plain {
     Text(OutputPiece<String>),
 }
 
-/// Reads a program's pipe and sends it on as the same JSON that a reader of text gets from Box. The other end parses it into
-/// the same types. No agent, no log, no credit, no replay, and both ends wait for nothing but their socket.
+/// Sends a program's output as the JSON that a reader of text gets from Box.
+///
+/// The other end parses it into the same types. The programs have no agent, log, flow control or replay, and each end
+/// waits only for its socket.
 pub(super) fn json_frames(file: &str) -> Result<()> {
     let file = file.to_owned();
     let bytes = messages::<Plain, CommandChunk>(
@@ -127,7 +131,7 @@ pub(super) fn json_frames(file: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends a file from memory as the same JSON that a download is.
+/// Sends a file from memory as the JSON of a download.
 pub(super) fn json_file(bytes: Vec<u8>) -> Result<()> {
     let all = bytes.len();
     let came = messages::<FileChunk, FileChunk>(
@@ -145,7 +149,7 @@ pub(super) fn json_file(bytes: Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Base64 alone, there and back, in pieces.
+/// Encodes and decodes base64 in pieces.
 pub(super) fn base64(bytes: &[u8]) -> Result<()> {
     for part in bytes.chunks(MAX_CHUNK_BYTES) {
         let text = STANDARD.encode_to_string(part);
@@ -156,7 +160,7 @@ pub(super) fn base64(bytes: &[u8]) -> Result<()> {
 
 type Send<'a, T> = &'a mut dyn FnMut(&T) -> Result<()>;
 
-/// Messages from a thread of their own over a Unix socket; the sum of what is counted in each.
+/// Sends messages from a thread over a Unix socket; returns their summed counts.
 fn messages<S: Serialize, T: DeserializeOwned>(
     give: impl FnOnce(Send<'_, S>) -> Result<()> + std::marker::Send + 'static,
     count: impl Fn(T) -> usize,
