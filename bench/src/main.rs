@@ -1,10 +1,11 @@
 //! Benchmarks of Box beside its peers and beside minimal programs, in one run.
 //!
-//! # Reading order [`payload`] is the message that every contestant echoes, [`contestant`] the list of contestants, and
-//! [`peers`] and [`ours`] serve and connect each one. [`driver`] loads one client, [`process`] starts servers and reads
-//! their resource use, [`rounds`] runs the contestants in turn, and [`report`] computes ratios and compares them with
-//! the bars. [`boxes`] measures the runtime, [`native`] real boxes, [`plane`] output and files in them, [`network`]
-//! their network, [`stalled`] a server with stalled clients, and [`langbot`] LangBot's clients.
+//! # Reading order
+//! [`payload`] is the message that every contestant echoes, [`contestant`] the list of contestants, and [`peers`] and
+//! [`ours`] serve and connect each one. [`driver`] loads one client, [`process`] starts servers and reads their
+//! resource use, [`rounds`] runs the contestants in turn, and [`report`] computes ratios and compares them with the
+//! bars. [`boxes`] measures the runtime, [`native`] real boxes, [`plane`] output and files in them, [`network`] their
+//! network, [`stalled`] a server with stalled clients, and [`langbot`] LangBot's clients.
 
 mod boxes;
 mod contestant;

@@ -1,10 +1,10 @@
 //! The repository's own commands, called as `cargo xtask <command>`.
 //!
-//! # Reading order [`checks`] lists the steps that CI runs, [`areas`] the parts that a developer runs alone, and
-//! [`beside`] runs a step in parallel. [`command`] starts programs, [`counts`] reads the reports of test runners,
-//! [`manifest`] asks cargo about the workspace, and [`tools`] installs missing tools. [`hygiene`], [`unused`],
-//! [`builds`], [`guest`], [`langbot`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the
-//! contract.
+//! # Reading order
+//! [`checks`] lists the steps that CI runs, [`areas`] the parts that a developer runs alone, and [`beside`] runs a step
+//! in parallel. [`command`] starts programs, [`counts`] reads the reports of test runners, [`manifest`] asks cargo
+//! about the workspace, and [`tools`] installs missing tools. [`hygiene`], [`unused`], [`builds`], [`guest`],
+//! [`langbot`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
 
 mod areas;
 mod beside;

@@ -246,7 +246,7 @@ fn forward(
     headers.clone_from(asked.headers());
     strip(headers);
     shared.auth.withhold(headers);
-    // The server has already checked the caller, and `Origin` would name this server to the box.
+    // The server has already checked the caller, and `Origin` would name this server, not the box's.
     for name in [ORIGIN, EXPECT] {
         headers.remove(name);
     }
