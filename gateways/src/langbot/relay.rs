@@ -61,7 +61,7 @@ impl From<BoxError> for RelayRefused {
     }
 }
 
-/// An attached process whose websocket is not open yet.
+/// An attached process, before its websocket is open.
 #[derive(Debug)]
 pub struct Relay {
     host: Arc<Host>,
