@@ -183,6 +183,7 @@ fn random() -> Result<[u8; KEY_BYTES]> {
     Ok(key)
 }
 
+/// Creates the key file atomically: the file is complete or does not exist.
 fn make(path: &Path) -> Result<Vec<u8>> {
     let key = random()?.to_vec();
     let part = path.with_extension("part");

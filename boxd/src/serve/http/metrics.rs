@@ -21,7 +21,7 @@ use super::shared::Shared;
 pub(super) struct Counters {
     /// Requests by route and status, which have few values.
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
-    /// Connections refused because of the connection limit.
+    /// Connections closed because of the connection limit.
     full: AtomicU64,
     /// The other listeners.
     listeners: OnceLock<Vec<Gauge>>,
