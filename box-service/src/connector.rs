@@ -1,4 +1,4 @@
-//! Where a service's own connection to a runtime comes from, and how it ends.
+//! Connectors: how a service reaches a runtime and ends the connection.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,39 +14,43 @@ use tokio::sync::watch;
 
 use crate::client::RuntimeClient;
 
-/// Messages each direction of an in-process connection holds.
+/// Capacity in messages of each direction of an in-process connection.
 const QUEUE_MESSAGES: usize = 1024;
 
-/// Calls, and streams, at once over an in-process connection. It carries the calls of every door,
-/// each of which has bounds of its own.
+/// Limit of concurrent calls, and of streams, over an in-process connection.
+/// It carries the calls of all gateways, and each gateway has limits of its own.
 const IN_PROCESS_CALLS: usize = 16 * 1024;
 
-/// Callers an in-process connector keeps connections for.
+/// Maximum number of callers with an open in-process connection.
 const MAX_CALLERS: usize = 1024;
 
-/// Makes the connection of a [`BoxService`](crate::BoxService) that was not given one.
+/// Makes the connection of a [`BoxService`](crate::BoxService) created without one.
 #[async_trait]
 pub trait Connector: fmt::Debug + Send + Sync + 'static {
-    /// A way to the runtime for the calls of one caller; [`Caller::Local`] is the service itself. A box belongs
-    /// to whoever made it, so where the runtime can be told who calls, each caller gets a connection
-    /// of its own.
+    /// Connects to the runtime for one caller.
     ///
-    /// Called for a new caller, and again when its last client [is over](RuntimeClient::is_over); never
-    /// twice at once. Bounds its own time.
+    /// [`Caller::Local`] is the service itself. A box belongs to the caller that created it, so each caller gets a
+    /// separate connection if the runtime supports caller identity.
+    ///
+    /// The service calls this for a new caller, and again when its last client [is over](RuntimeClient::is_over). It
+    /// never calls it concurrently. The implementation limits its own duration.
     async fn connect(&self, caller: &Caller) -> Result<RuntimeClient, BoxError>;
 
-    /// Ends what [`connect`](Self::connect) started, also one that is under way, without waiting.
-    /// Later calls of `connect` fail.
+    /// Ends every connection that [`connect`](Self::connect) made or is making.
+    /// Does not wait. Later calls of `connect` fail.
     fn dispose(&self);
 
-    /// Whether the runtime learns who calls. Where it does not, the service serves nobody but itself:
-    /// to the runtime everyone would be the same, and see everyone's boxes.
+    /// Whether the runtime learns the identity of each caller.
+    ///
+    /// If it does not, the service accepts only its own calls. The runtime would otherwise treat all callers as one
+    /// and show each of them all boxes.
     fn tells_callers_apart(&self) -> bool {
         false
     }
 
-    /// Whether the runtime ends with the service: then it is told so before
-    /// [`dispose`](Self::dispose).
+    /// Whether the runtime ends with the service.
+    ///
+    /// If so, the service asks the runtime to shut down before it calls [`dispose`](Self::dispose).
     fn owns_runtime(&self) -> bool;
 }
 
@@ -54,7 +58,7 @@ fn disposed() -> BoxError {
     BoxError::unavailable("the connector is disposed")
 }
 
-/// What a connector has.
+/// State of a connector.
 #[derive(Debug)]
 enum Held<T> {
     Nothing,
@@ -67,7 +71,7 @@ fn lock<T>(held: &Mutex<Held<T>>) -> MutexGuard<'_, Held<T>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Connects to a runtime that lives in this process, by a joined pair of queues for each caller.
+/// Connects to a runtime in this process, with one pair of queues per caller.
 #[derive(Debug)]
 pub struct InProcess {
     router: Router,
@@ -76,7 +80,7 @@ pub struct InProcess {
     held: Mutex<Held<HashMap<Caller, Pair>>>,
 }
 
-/// Both ends of a connection.
+/// Both ends of an in-process connection.
 #[derive(Debug)]
 struct Pair {
     near: Session,
@@ -85,7 +89,7 @@ struct Pair {
 }
 
 impl InProcess {
-    /// Connects to whoever serves `router`.
+    /// Creates a connector to the runtime behind `router`.
     pub fn new(router: Router) -> Self {
         Self {
             router,
@@ -95,14 +99,14 @@ impl InProcess {
         }
     }
 
-    /// Lets a caller, over however many connections it comes, have so many calls at once, and as many streams. Beyond:
-    /// `overloaded`. [`Caller::Local`] has no such limit.
+    /// Limits the concurrent calls, and the streams, of a caller over all connections.
+    /// Calls above the limit fail with `overloaded`. [`Caller::Local`] has no limit.
     pub fn calls_per_caller(mut self, calls: usize) -> Self {
         self.calls_per_caller = calls.clamp(1, IN_PROCESS_CALLS);
         self
     }
 
-    /// Shuts the runtime down with the service.
+    /// Shuts the runtime down when the service is disposed.
     pub fn owning_runtime(mut self) -> Self {
         self.owns_runtime = true;
         self
@@ -162,10 +166,12 @@ impl Connector for InProcess {
     }
 }
 
-/// Connects to an endpoint and comes back when the connection is lost. A `stdio:` endpoint is a
-/// child process: it is started, started again when it dies, and ends with the service.
+/// Connects to an endpoint and reconnects after the connection is lost.
 ///
-/// The other end sees one caller, whoever calls here: it knows the token of the connection only.
+/// A `stdio:` endpoint is a child process. The connector starts it, restarts it when it dies and ends it with the
+/// service.
+///
+/// The remote runtime sees one caller for all calls, because it knows only the token of the connection.
 pub struct EndpointLink {
     endpoint: Endpoint,
     connect: ConnectOptions,
@@ -185,7 +191,7 @@ impl fmt::Debug for EndpointLink {
 }
 
 impl EndpointLink {
-    /// Connects to this endpoint.
+    /// Creates a connector to this endpoint.
     pub fn new(endpoint: Endpoint, connect: ConnectOptions, options: LinkOptions) -> Self {
         Self {
             endpoint,
@@ -197,14 +203,14 @@ impl EndpointLink {
         }
     }
 
-    /// Waits at most this long for the first connection; 30 seconds unless said otherwise. It is
-    /// tried for in the background after that.
+    /// Sets the timeout of the first connection; the default is 30 seconds.
+    /// After the timeout, the connector keeps trying in the background.
     pub fn first_connection(mut self, within: Duration) -> Self {
         self.first_connection = within;
         self
     }
 
-    /// The link, and whether it is new.
+    /// Returns the link, and whether this call created it.
     fn link(&self) -> Result<(Arc<Link>, bool), BoxError> {
         let mut held = lock(&self.held);
         match &*held {
@@ -230,7 +236,7 @@ impl Connector for EndpointLink {
         let (link, new) = self.link()?;
         if new {
             tokio::select! {
-                // In this order: disposing ends the link as well, and is the reason to report.
+                // The order matters: `dispose` also ends the link, and the caller must see that reason.
                 biased;
                 _ = over.wait_for(|over| *over) => return Err(disposed()),
                 connected = link.connected_within(self.first_connection) => { connected?; }
@@ -292,7 +298,7 @@ mod tests {
         assert!(ended.is_ok(), "the connection outlives its connector");
     }
 
-    /// Never answers.
+    /// Handler that never answers.
     struct Silent;
 
     impl box_rpc::Handle<box_protocol::actions::SystemHealth> for Silent {

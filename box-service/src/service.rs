@@ -1,4 +1,4 @@
-//! `BoxService`: one handle to decide, run and report.
+//! `BoxService`: the handle of the policy layer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -24,10 +24,10 @@ use crate::policy::Policy;
 use crate::session_id::SessionIdTemplate;
 use crate::status::ServiceStatus;
 
-/// How long a runtime may take to end its boxes when its service is disposed.
+/// Timeout for a runtime to end its boxes when its service is disposed.
 const SHUTDOWN_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a runtime may take to say how it is.
+/// Timeout for a runtime to report its status.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// The policy layer. Cheap to clone; all clones are one service.
@@ -43,12 +43,12 @@ pub(crate) struct Inner {
     pub(crate) turns: Turns<Caller>,
 }
 
-/// What the operator has said, and what follows.
+/// Configuration of the operator, with the values derived from it.
 #[derive(Debug)]
 pub(crate) struct Rules {
     pub(crate) config: ServiceConfig,
     pub(crate) policy: Policy,
-    /// Of callers who have one of their own.
+    /// Policies of callers that have a separate one.
     policies: BTreeMap<String, Policy>,
     pub(crate) template: SessionIdTemplate,
 }
@@ -66,12 +66,12 @@ impl Rules {
 }
 
 impl Rules {
-    /// What this caller's requests are decided by.
+    /// Returns the policy for this caller's requests.
     pub(crate) fn policy_for(&self, caller: &Caller) -> &Policy {
         self.policies.get(&*caller.name()).unwrap_or(&self.policy)
     }
 
-    /// Makes the default workspaces of all callers, unless boxes are off.
+    /// Creates the default workspaces of all callers, unless boxes are off.
     async fn make_workspaces(&self) -> Result<(), BoxError> {
         let policies = self.policies.values().chain([&self.policy]);
         let policies = policies.filter(|policy| self.config.enabled && policy.shared_filesystem);
@@ -94,7 +94,7 @@ enum Runtime {
     Own {
         connector: Arc<dyn Connector>,
         clients: Mutex<HashMap<Caller, RuntimeClient>>,
-        /// Held while connecting, so that many first calls connect once.
+        /// Held while connecting, so that concurrent first calls connect once.
         connecting: tokio::sync::Mutex<()>,
     },
 }
@@ -108,8 +108,8 @@ impl fmt::Debug for BoxService {
 }
 
 impl BoxService {
-    /// A service over a connection that somebody else made, and ends. The runtime takes all calls for
-    /// those of that connection's caller.
+    /// Creates a service over an existing connection, which the caller owns and ends.
+    /// The runtime attributes all calls to the caller of that connection.
     pub fn with_client(
         config: ServiceConfig,
         client: impl Into<RuntimeClient>,
@@ -117,7 +117,8 @@ impl BoxService {
         Self::new(config, Runtime::Injected(client.into()))
     }
 
-    /// A service that connects by itself, on [`initialize`](Self::initialize) or on the first call.
+    /// Creates a service that connects itself.
+    /// It connects on [`initialize`](Self::initialize) or on the first call.
     pub fn with_connector(
         config: ServiceConfig,
         connector: impl Connector,
@@ -140,8 +141,8 @@ impl BoxService {
         })))
     }
 
-    /// Decides by these rules from now on, and makes their default workspaces. Calls that are under way go on by the old
-    /// rules, and so do all if the new ones are refused.
+    /// Replaces the rules and creates their default workspaces.
+    /// Running calls continue under the old rules. If the new rules are refused, the old ones stay in force.
     pub async fn reload(&self, config: ServiceConfig) -> Result<(), BoxError> {
         let rules = Rules::new(config)?;
         rules.make_workspaces().await?;
@@ -149,17 +150,17 @@ impl BoxService {
         Ok(())
     }
 
-    /// The rules of this moment. A call takes them once.
+    /// Returns the current rules. A call takes them once.
     pub(crate) fn rules(&self) -> Arc<Rules> {
         let rules = self.0.rules.read();
         Arc::clone(&rules.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Makes the default workspace and reaches for the runtime.
+    /// Creates the default workspace and connects to the runtime.
     ///
-    /// Fails for what only an operator can mend: a workspace outside the allowed roots, or one that
-    /// cannot be made. A runtime that cannot be reached is told by [`status`](Self::status), and
-    /// reached for again with each call.
+    /// Fails for errors that only an operator can fix: a workspace outside the allowed roots, or one that cannot be
+    /// created. If the runtime is unreachable, [`status`](Self::status) reports it and each call tries to connect
+    /// again.
     pub async fn initialize(&self) -> Result<(), BoxError> {
         let rules = self.rules();
         if !rules.config.enabled {
@@ -182,12 +183,12 @@ impl BoxService {
         Ok(())
     }
 
-    /// The way to the runtime, connected first if that is this service's own task.
+    /// Returns the client of the runtime; connects first if the service owns a connector.
     pub async fn client(&self) -> Result<RuntimeClient, BoxError> {
         self.client_for(&Caller::Local).await
     }
 
-    /// The way to the runtime for the calls of this caller.
+    /// Returns the client of the runtime for the calls of this caller.
     pub(crate) async fn client_for(&self, caller: &Caller) -> Result<RuntimeClient, BoxError> {
         if !self.rules().config.enabled {
             return Err(BoxError::unavailable("boxes are disabled by configuration"));
@@ -238,12 +239,12 @@ impl BoxService {
         Ok(())
     }
 
-    /// The runtime's status with the service's own; never fails.
+    /// Returns the status of the runtime and of the service; never fails.
     pub async fn status(&self) -> ServiceStatus {
         self.status_for(&Caller::Local).await
     }
 
-    /// The status as this caller may see it.
+    /// Returns the status as this caller may see it.
     pub(crate) async fn status_for(&self, caller: &Caller) -> ServiceStatus {
         let asked = async {
             let client = self.client_for(caller).await?;
@@ -269,12 +270,13 @@ impl BoxService {
         }
     }
 
-    /// The last errors of executions, oldest first; at most [`RECENT_ERRORS`](crate::RECENT_ERRORS).
+    /// Returns the last errors of executions, oldest first.
+    /// The service keeps at most [`RECENT_ERRORS`](crate::RECENT_ERRORS).
     pub fn recent_errors(&self) -> Vec<RecentError> {
         self.0.errors.seen_by(&Caller::Local)
     }
 
-    /// The boxes the runtime has.
+    /// Lists the boxes of the runtime.
     pub async fn sessions(&self) -> Result<Vec<BoxInfo>, BoxError> {
         let mut sessions = Vec::new();
         let mut params = BoxListParams::default();
@@ -290,7 +292,7 @@ impl BoxService {
         }
     }
 
-    /// Deletes a box, and waits for an execution in it to end first.
+    /// Deletes a box, after a running execution in it has ended.
     pub async fn delete_session(&self, session_id: BoxId) -> Result<(), BoxError> {
         let params = BoxDeleteParams {
             box_id: session_id,
@@ -300,14 +302,15 @@ impl BoxService {
         client.call::<BoxDelete>(&params).await.map(drop)
     }
 
-    /// Ends every box of the runtime. It goes on serving.
+    /// Ends every box of the runtime. The runtime keeps serving.
     pub async fn shutdown(&self) -> Result<(), BoxError> {
         shut_down(&self.client().await?).await
     }
 
-    /// Ends what this service started, and returns at once: the connection of its own connector, and
-    /// the boxes of a runtime that belongs to it. A client that was given to it is left alone. Calls
-    /// fail from now on.
+    /// Ends everything this service started, without waiting.
+    ///
+    /// This covers the connections of its connector and the boxes of a runtime that it owns. It does not touch a
+    /// client passed to it. Calls fail from now on.
     pub fn dispose(&self) {
         if self.0.disposed.swap(true, Ordering::AcqRel) {
             return;
@@ -342,27 +345,27 @@ impl BoxService {
         }
     }
 
-    /// The profile in use.
+    /// Returns the active profile.
     pub fn profile(&self) -> BoxProfile {
         self.rules().policy.profile.clone()
     }
 
-    /// Where everything shared with boxes lies, really.
+    /// Returns the resolved root of all directories shared with boxes.
     pub fn shared_host_root(&self) -> Option<PathBuf> {
         self.rules().policy.shared_host_root.clone()
     }
 
-    /// The workspace of a box that names none, really.
+    /// Returns the resolved workspace of a box that names none.
     pub fn default_host_workspace(&self) -> Option<PathBuf> {
         self.rules().policy.default_host_workspace.clone()
     }
 
-    /// Where host paths may be mounted from, really.
+    /// Returns the resolved roots from which host paths may be mounted.
     pub fn allowed_host_mount_roots(&self) -> Vec<PathBuf> {
         self.rules().policy.allowed_host_mount_roots.clone()
     }
 
-    /// Keeps an error for those who ask later, and passes it on.
+    /// Records an error in the recent errors and returns it.
     pub(crate) fn recorded<T>(
         &self,
         action: &str,
@@ -390,7 +393,7 @@ async fn shut_down(client: &RuntimeClient) -> Result<(), BoxError> {
     client.call::<SystemShutdown>(&params).await.map(drop)
 }
 
-/// Runs work that waits for a file system on a thread that may wait.
+/// Runs blocking file system work on a thread for blocking work.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, BoxError> + Send + 'static,
 ) -> Result<T, BoxError> {

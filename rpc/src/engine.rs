@@ -1,5 +1,6 @@
-//! What the two tasks of a connection and all its handles share. What is done about each message
-//! that comes in is in `incoming`.
+//! State that both tasks of a connection and all its handles share.
+//!
+//! The module `incoming` handles each incoming message.
 
 mod incoming;
 
@@ -20,21 +21,21 @@ use crate::limits::Limits;
 use crate::outbox::{Closed, Kind, NotTaken, Outbox};
 use crate::unread::ALL_UNREAD_BYTES;
 
-/// How often something happened on a connection that is worth knowing and not worth an error.
+/// Counters of notable events on a connection that are no errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Messages that came in.
+    /// Messages received.
     pub received: u64,
-    /// Texts that were no message.
+    /// Texts that could not be parsed as a message.
     pub unparsable: u64,
-    /// Answers nobody waited for any more.
+    /// Answers to calls that no longer waited.
     pub late_answers: u64,
     /// Calls refused because of a limit.
     pub refused: u64,
     /// Messages longer than the limit.
     pub oversized: u64,
-    /// Bytes of responses that are held because the peer has not read them yet.
+    /// Bytes of responses held because the peer has not read them yet.
     pub unread_bytes: usize,
 }
 
@@ -50,7 +51,7 @@ fn count(counter: &AtomicU64) -> u64 {
     counter.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A call that has been admitted, to be polled by the reader.
+/// An admitted call, which the reader polls.
 pub(crate) type Started = (CallId, Running);
 
 pub(crate) struct Engine {
@@ -58,9 +59,9 @@ pub(crate) struct Engine {
     pub(crate) router: Router,
     pub(crate) outbox: Outbox,
     pub(crate) received: AtomicU64,
-    /// Nothing of the peer's runs here any more.
+    /// Notified when no call of the peer runs any more.
     pub(crate) idle: Notify,
-    /// The end of the connection, once it is over.
+    /// The close reason, once the connection is over.
     pub(crate) closed: watch::Sender<Option<CloseReason>>,
     outgoing: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
@@ -69,18 +70,18 @@ pub(crate) struct Engine {
     control_policy: Option<Arc<dyn ControlPolicy>>,
     auth: Auth,
     admitted: AtomicBool,
-    /// The caller by its token, once it has said hello with one.
+    /// The caller identified by its token, once its hello carried one.
     token: OnceLock<Caller>,
     /// Whether the peer is known to answer pings.
     answers_pings: AtomicBool,
-    /// Whether the peer is known to be unable to answer for now.
+    /// Whether the peer is known to be temporarily unable to answer.
     pub(crate) silence_expected: AtomicBool,
     counters: Counters,
     bye: OnceLock<CloseReason>,
     stop: Stop,
 }
 
-/// The wish to end the connection.
+/// A request to end the connection.
 #[derive(Debug, Default)]
 struct Stop {
     wish: Mutex<Option<(CloseReason, Duration)>>,
@@ -96,7 +97,7 @@ impl fmt::Debug for Engine {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The ledgers hold no invariant across a panic that the next caller could trip over.
+    // The ledgers hold no invariant that a panic could break for the next caller.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -139,12 +140,12 @@ impl Engine {
         lock(&self.incoming)
     }
 
-    /// The codec of this connection; the first that it offers if this side speaks first.
+    /// Returns the codec; the first offered one if this side speaks first.
     pub(crate) fn codec(&self) -> &'static dyn Codec {
         *self.codec.get_or_init(|| self.codecs.preferred())
     }
 
-    /// The codec, once it is known.
+    /// Returns the codec, once it is known.
     pub(crate) fn settled_codec(&self) -> Option<&'static dyn Codec> {
         self.codec.get().copied()
     }
@@ -174,17 +175,18 @@ impl Engine {
         }
     }
 
-    /// Whether the peer has said who it is, where that is asked for, and something that can be read in any case.
+    /// Whether the peer has identified itself.
+    /// Without a required identity, one readable message is enough.
     pub(crate) fn knows_peer(&self) -> bool {
         self.admitted.load(Ordering::Relaxed) && self.codec.get().is_some()
     }
 
-    /// Whether so many bytes more of answers may be held for the peer.
+    /// Whether the connection may hold this many more bytes of answers.
     pub(crate) fn may_hold(&self, bytes: usize) -> bool {
         self.outbox.unread().saturating_add(bytes) <= self.limits.unread_bytes
     }
 
-    /// Sends what a call of the peer's is answered with, once there is a place for it.
+    /// Sends the answer to a call of the peer, once the outbox has capacity.
     pub(crate) async fn respond(self: &Arc<Self>, text: String) -> Result<(), Closed> {
         let mut pushing = std::pin::pin!(self.outbox.push(text, Kind::Response));
         let first = std::future::poll_fn(|cx| Poll::Ready(pushing.as_mut().poll(cx))).await;
@@ -195,7 +197,7 @@ impl Engine {
         }
     }
 
-    /// Closes the connection that holds most, if all together hold too much.
+    /// Closes the connection that holds most bytes if the total is over the limit.
     fn holds_more(self: &Arc<Self>) {
         if self.limits.unread_bytes != usize::MAX
             && let Some(heavy) = self.outbox.counted().has_grown(self, ALL_UNREAD_BYTES)
@@ -204,7 +206,7 @@ impl Engine {
         }
     }
 
-    /// Asks for the end of the connection; what is queued may still be written for `flush`.
+    /// Requests the end of the connection; queued messages get `flush` to be written.
     pub(crate) fn stop(&self, reason: CloseReason, flush: Duration) {
         lock(&self.stop.wish).get_or_insert((reason, flush));
         self.stop.made.notify_one();
@@ -220,17 +222,17 @@ impl Engine {
         }
     }
 
-    /// Whether somebody wants the connection to end.
+    /// Whether the connection has been asked to end.
     pub(crate) fn is_stopping(&self) -> bool {
         lock(&self.stop.wish).is_some()
     }
 
-    /// What the peer said when it announced its end.
+    /// Returns the close reason that the peer announced.
     pub(crate) fn bye(&self) -> Option<&CloseReason> {
         self.bye.get()
     }
 
-    /// Sends without waiting. A peer that never reads is cut off.
+    /// Sends without waiting. Closes the connection of a peer that never reads.
     pub(crate) fn push_now(self: &Arc<Self>, text: String) {
         if self.outbox.push_now(text) == Err(NotTaken::Flooded) {
             self.stop(CloseReason::Flooded, Duration::ZERO);

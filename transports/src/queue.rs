@@ -1,7 +1,7 @@
-//! A joined pair inside one process: two bounded queues of strings.
+//! In-process transport: two joined bounded queues of strings.
 //!
-//! A batch costs one lock on either side: [`SendHalf::send_all`] hands over the whole batch, and a
-//! receiver takes everything that waits and then works from its own memory.
+//! A batch costs one lock on either side: [`SendHalf::send_all`] hands over the whole batch, and a receiver takes all
+//! waiting messages at once.
 //!
 //! ```
 //! use box_rpc::Connection;
@@ -34,10 +34,10 @@ use tokio::{sync::mpsc, task::coop};
 
 use crate::places::Place;
 
-/// Messages each direction of a named queue holds before its sender waits.
+/// Capacity in messages of each direction of a named queue.
 const NAMED_CAPACITY: usize = 1024;
 
-/// New connections to a named queue that may wait to be accepted.
+/// Maximum number of connections to a named queue that wait for `accept`.
 const BACKLOG: usize = 128;
 
 /// One end of a joined pair.
@@ -47,8 +47,10 @@ pub struct Queue {
     receive: QueueReceive,
 }
 
-/// Two joined ends: what one sends the other receives. Each direction holds `capacity` messages
-/// (at least one), and as many again in the hands of its receiver; beyond, the sender waits.
+/// Creates two joined ends: each receives the messages the other sends.
+///
+/// Each direction holds `capacity` messages (at least one), and its receiver buffers as many again. The sender waits
+/// when both are full.
 ///
 /// Dropping an end, or its sending half, ends the other with `None`.
 pub fn pair(capacity: usize) -> (Queue, Queue) {
@@ -76,7 +78,7 @@ impl Queue {
         }
     }
 
-    /// The same end, holding a place among a listener's connections.
+    /// Returns the same end, holding a place among a listener's connections.
     pub(crate) fn in_place(mut self, place: &Place) -> Self {
         self.send.place = place.clone();
         self.receive.place = place.clone();
@@ -90,25 +92,25 @@ impl Connection for Queue {
     }
 }
 
-/// One direction.
+/// One direction of a pair.
 #[derive(Debug)]
 struct Lane {
     capacity: usize,
     state: Mutex<LaneState>,
 }
 
-/// What a lane holds, and who waits for it to change.
+/// Messages of a lane, and the tasks that wait for a change.
 #[derive(Debug, Default)]
 struct LaneState {
-    /// Sent and not yet taken.
+    /// Messages sent and not yet taken.
     messages: VecDeque<String>,
-    /// Nothing more will be sent.
+    /// Whether the sender has ended.
     ended: bool,
-    /// Nobody receives any more.
+    /// Whether the receiver is gone.
     abandoned: bool,
-    /// Waits for room.
+    /// Sender that waits for capacity.
     sender: Option<Waker>,
-    /// Waits for a message.
+    /// Receiver that waits for a message.
     receiver: Option<Waker>,
 }
 
@@ -120,7 +122,8 @@ impl Lane {
         }
     }
 
-    /// No user code runs under the lock, so a poisoned one still holds a sound state.
+    /// Locks the state.
+    /// No user code runs under the lock, so a poisoned lock still holds a consistent state.
     fn state(&self) -> MutexGuard<'_, LaneState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -160,7 +163,7 @@ impl Lane {
         waiting.unwrap_or(Poll::Ready(Ok(())))
     }
 
-    /// Exchanges an empty `taken` for everything that waits; `false` when nothing more will come.
+    /// Swaps an empty `taken` with all waiting messages; `false` at the end.
     fn poll_take(&self, cx: &mut Context<'_>, taken: &mut VecDeque<String>) -> Poll<bool> {
         let mut state = self.state();
         if state.messages.is_empty() {
@@ -179,7 +182,7 @@ impl Lane {
         Poll::Ready(true)
     }
 
-    /// Nothing more will be sent: the receiver gets what waits, and then `None`.
+    /// Ends the sending side: the receiver gets the waiting messages, then `None`.
     fn end(&self) {
         let mut state = self.state();
         state.ended = true;
@@ -190,7 +193,7 @@ impl Lane {
         }
     }
 
-    /// Nobody receives any more: what waits is dropped, and whoever sends is told.
+    /// Ends the receiving side: drops waiting messages and wakes the sender.
     fn abandon(&self) {
         let mut state = self.state();
         state.abandoned = true;
@@ -204,7 +207,7 @@ impl Lane {
     }
 }
 
-/// Notes who waits, without a new handle where it is the same task as last time.
+/// Stores the waker of the waiting task; clones it only if the task changed.
 fn remember(slot: &mut Option<Waker>, cx: &Context<'_>) {
     match slot {
         Some(waker) => waker.clone_from(cx.waker()),
@@ -212,18 +215,19 @@ fn remember(slot: &mut Option<Waker>, cx: &Context<'_>) {
     }
 }
 
-/// The half that sends.
+/// Sending half.
 #[derive(Debug)]
 struct QueueSend {
     lane: Arc<Lane>,
-    /// Carries a single message through the same door as a batch.
+    /// Buffer that lets a single message use the same path as a batch.
     one: VecDeque<String>,
     #[allow(dead_code, reason = "held, not read")]
     place: Place,
 }
 
 impl QueueSend {
-    /// Puts all of `batch` into the lane. What did not fit when the future is dropped stays in it.
+    /// Puts all of `batch` into the lane.
+    /// If the future is dropped early, the remaining messages stay in `batch`.
     async fn put(&self, batch: &mut VecDeque<String>) -> Result<(), ConnectionError> {
         if batch.is_empty() {
             return Ok(());
@@ -272,11 +276,11 @@ impl Drop for QueueSend {
     }
 }
 
-/// The half that receives.
+/// Receiving half.
 #[derive(Debug)]
 struct QueueReceive {
     lane: Arc<Lane>,
-    /// Taken out of the lane and not yet handed on.
+    /// Messages taken from the lane and not yet returned.
     taken: VecDeque<String>,
     #[allow(dead_code, reason = "held, not read")]
     place: Place,
@@ -302,7 +306,7 @@ impl ReceiveHalf for QueueReceive {
     }
 
     fn receive_ready(&mut self) -> Option<String> {
-        // Only what was taken already: a sender that never rests must not keep this task from others.
+        // Returns only messages already taken: a sender that never pauses must not starve other tasks.
         self.taken.pop_front()
     }
 }
@@ -313,10 +317,10 @@ impl Drop for QueueReceive {
     }
 }
 
-/// Names at which connections are taken, process-wide.
+/// Names of the listeners in this process.
 static NAMES: Mutex<BTreeMap<String, mpsc::Sender<Queue>>> = Mutex::new(BTreeMap::new());
 
-/// Takes connections to a name until it is dropped.
+/// Accepts connections to a name until it is dropped.
 #[derive(Debug)]
 pub(crate) struct QueueListener {
     name: String,
@@ -324,7 +328,7 @@ pub(crate) struct QueueListener {
 }
 
 impl QueueListener {
-    /// Takes the name; `None` if it is taken already.
+    /// Registers the name; `None` if another listener has it.
     pub(crate) fn bind(name: &str) -> Option<Self> {
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
         if names.contains_key(name) {
@@ -338,7 +342,7 @@ impl QueueListener {
         })
     }
 
-    /// The next connection. May be dropped while it waits.
+    /// Returns the next connection. Cancel safe.
     pub(crate) async fn accept(&mut self) -> Option<Queue> {
         self.incoming.recv().await
     }
@@ -353,7 +357,7 @@ impl Drop for QueueListener {
     }
 }
 
-/// Connects to whoever listens at `queue:name` in this process.
+/// Connects to the listener at `queue:name` in this process.
 pub fn connect(name: &str) -> Result<Queue, ConnectionError> {
     let listener = NAMES
         .lock()

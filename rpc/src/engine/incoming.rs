@@ -1,4 +1,4 @@
-//! What is done about each message that comes in.
+//! Handling of each incoming message.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,10 +17,10 @@ use crate::ledger::{Body, Credit, Delivery, Made, Refusal};
 use crate::limits::Limits;
 use crate::{Action as _, CloseReason};
 
-/// Characters of an unknown action's name that are said again.
+/// Maximum characters of an unknown action name that an error repeats.
 const SHOWN_CHARS: usize = 300;
 
-/// How long the refusal of a caller may take to be written before the connection is cut.
+/// Time to write the refusal of a caller before the connection is cut.
 const DENIED_FLUSH: Duration = Duration::from_secs(1);
 
 fn unknown_action(name: &str) -> RpcError {
@@ -28,16 +28,17 @@ fn unknown_action(name: &str) -> RpcError {
     RpcError::fault(Fault::UnknownAction, format!("Action {shown} not found"))
 }
 
-/// Whether a first message is the first line of an HTTP request. No codec writes anything that begins like that.
+/// Whether a first message is the request line of an HTTP request.
+/// No codec writes a message that begins like one.
 fn is_http(text: &str) -> bool {
     let method = text.bytes().take_while(u8::is_ascii_uppercase).count();
     let target = text[method..].strip_prefix(' ').unwrap_or_default();
-    // Not of a log: what is asked for is a path, everything, or a whole address.
+    // Excludes log lines: an HTTP request target is a path, `*` or an absolute URL.
     method > 0 && (target.starts_with(['/', '*', 'h']) || text.starts_with("CONNECT "))
 }
 
 impl Engine {
-    /// How long a message may be now, and the name of the limit that says so.
+    /// Returns the current maximum message length and the name of its limit.
     pub(crate) fn longest_message(&self) -> (&'static str, usize) {
         let Limits {
             message_bytes,
@@ -51,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// A message that was longer than the limit; `head` is its beginning.
+    /// Handles a message over the length limit; `head` is its beginning.
     pub(crate) fn accept_oversized(self: &Arc<Self>, head: &str) {
         count(&self.counters.oversized);
         if self.settled_codec().is_none() && is_http(head) {
@@ -73,7 +74,7 @@ impl Engine {
             self.stop(CloseReason::Denied, DENIED_FLUSH);
             return self.push_now(text);
         }
-        // An answer of the peer's that is too large ends the call that waits for it, and so does a chunk.
+        // An oversized answer or chunk of the peer ends the call that waits for it.
         if codec.is_answer(head) {
             if let Some(id) = id {
                 self.give_up(id, error);
@@ -88,10 +89,10 @@ impl Engine {
         }
     }
 
-    /// Takes in one text. Calls it starts are put into `started`.
+    /// Handles one text and adds the calls it starts to `started`.
     pub(crate) fn accept(self: &Arc<Self>, text: String, started: &mut Vec<Started>) {
         if self.settled_codec().is_none() && self.is_stopping() {
-            // What comes after the first line of an HTTP request is not read, even if it has come with it.
+            // The engine ignores everything after the request line of an HTTP request.
             return;
         }
         if text.len() > self.longest_message().1 {
@@ -113,7 +114,7 @@ impl Engine {
         };
         let admitted = self.admitted.load(Ordering::Relaxed);
         if !admitted && self.is_stopping() {
-            // Whoever was refused is not read any further.
+            // The engine reads nothing more from a refused caller.
             return;
         }
         let _ = self.codec.set(codec);
@@ -123,7 +124,7 @@ impl Engine {
             {
                 message
             }
-            // Before a hello, anything but a call is a stranger's.
+            // Before its hello, an unidentified peer may only send calls.
             _ if !admitted => return self.stop(CloseReason::Denied, Duration::ZERO),
             Decoded::One(message) => message,
             Decoded::Batch(items) => return self.accept_batch(items, started),
@@ -241,7 +242,7 @@ impl Engine {
         }
     }
 
-    /// Lets a call in, or answers why not.
+    /// Admits a call, or answers with the reason for the refusal.
     fn admit(
         self: &Arc<Self>,
         id: Option<CallId>,
@@ -350,7 +351,7 @@ impl Engine {
         }
     }
 
-    /// Sends an answer, empty if there is none, by itself or as part of its batch.
+    /// Sends an answer, alone or as part of its batch. An empty text is no answer.
     fn reply(self: &Arc<Self>, text: String, batch: Option<&Arc<Batch>>) {
         let text = match batch {
             Some(batch) => batch.add(text, self.limits.message_bytes, String::new),
@@ -361,8 +362,8 @@ impl Engine {
         }
     }
 
-    /// Ends the call that waits for an answer or a chunk that cannot be taken. More may follow of a
-    /// stream, so the peer is told.
+    /// Fails the call that waits for an answer or chunk that cannot be accepted.
+    /// Cancels it at the peer as well, because more chunks of a stream may follow.
     fn give_up(self: &Arc<Self>, id: CallId, error: RpcError) {
         let more = self.outgoing().is_stream(&id);
         self.answered(&id, Err(error), Part::Whole);
@@ -371,8 +372,8 @@ impl Engine {
         }
     }
 
-    /// An answer or a chunk that cannot be read ends the call that waits for it; anything else is
-    /// refused.
+    /// Handles an unreadable text.
+    /// An unreadable answer or chunk ends the call that waits for it. The engine refuses any other text.
     fn unreadable(self: &Arc<Self>, codec: &dyn Codec, text: &str, unreadable: Unreadable) {
         let chunk = codec.chunk_at_start(text, &self.limits);
         if chunk.is_none() && !codec.is_answer(text) {
@@ -381,7 +382,7 @@ impl Engine {
         count(&self.counters.unparsable);
         let Unreadable { id, mut error } = unreadable;
         if error.written_wrongly() == Some(Fault::Parse) {
-            // Most likely the last words of a connection that broke.
+            // Most likely the last bytes of a broken connection.
             error = RpcError::unavailable("the answer was cut off");
         }
         let id = chunk.or(id);
@@ -390,20 +391,22 @@ impl Engine {
         }
     }
 
-    /// A page in a browser can make requests to every port of its machine, with lines of its choice in their bodies. They
-    /// must not be read as messages, and the page must not learn that there is somebody.
+    /// Closes the connection of a peer that speaks HTTP.
+    ///
+    /// A page in a browser can send requests with arbitrary bodies to every local port. The engine must not read those
+    /// bodies as messages, and the page must not learn that a server listens.
     fn refuse_http(&self) {
         count(&self.counters.unparsable);
         let reason = "the peer speaks HTTP".to_owned();
         self.stop(CloseReason::Broken(reason), Duration::ZERO);
     }
 
-    /// Something that is no message: answered under its id, or `null`.
+    /// Answers a text that is no message, under its id or `null`.
     fn refuse_unreadable(self: &Arc<Self>, unreadable: Unreadable) {
         let Unreadable { id, error } = unreadable;
         count(&self.counters.unparsable);
         if !self.admitted.load(Ordering::Relaxed) {
-            // Whoever does not even speak the protocol is told nothing.
+            // The engine does not answer an unidentified peer that does not speak the protocol.
             return self.stop(CloseReason::Denied, Duration::ZERO);
         }
         let codec = self.settled_codec().unwrap_or(self.codecs.preferred());
@@ -413,7 +416,7 @@ impl Engine {
     }
 
     fn answered(self: &Arc<Self>, id: &CallId, outcome: Result<Body, RpcError>, part: Part) {
-        // Requests of the codec itself have negative ids; no call waits for their answers.
+        // Requests of the codec itself have negative ids, and no call waits for their answers.
         if matches!(id, CallId::Number(..0)) {
             return;
         }
@@ -445,7 +448,7 @@ impl Engine {
         self.reply(text.unwrap_or_default(), None);
     }
 
-    /// Whether a call may be ended, or its chunks be taken, from this context.
+    /// Whether this context may end the call or take its chunks.
     fn may_touch(&self, id: &CallId, context: Option<&str>) -> bool {
         let Some(policy) = &self.control_policy else {
             return true;
@@ -454,7 +457,7 @@ impl Engine {
         made.is_some_and(|made| policy.owns(context, made.action, made.context.as_deref()))
     }
 
-    /// Does what a control message says. The answer, if one is wanted.
+    /// Executes a control message and returns the answer, if the peer wants one.
     fn done(
         self: &Arc<Self>,
         ask: Option<&CallId>,

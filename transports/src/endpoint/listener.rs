@@ -1,4 +1,4 @@
-//! Accepting, whatever the transport: places, handshakes, and errors that pass.
+//! Listener of every transport: limits, handshakes and temporary errors.
 
 use std::{
     fmt, io,
@@ -29,7 +29,7 @@ use crate::{
     websocket::{Admit, WebSocket},
 };
 
-/// What carries a connection.
+/// Transport of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
@@ -47,16 +47,16 @@ pub enum Transport {
     WebSocket,
 }
 
-/// What is known about whoever connected.
+/// Information about a connected peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// What carries the connection.
+    /// Transport of the connection.
     pub transport: Transport,
-    /// Where it comes from, for people: an address and port, or a word.
+    /// Origin in readable form: an address and port, or a word.
     pub address: String,
-    /// The user of a peer on this machine, as the kernel says.
+    /// User id of a local peer, as the kernel reports it.
     pub uid: Option<u32>,
-    /// Whether it showed a certificate that one of our client authorities signed.
+    /// Whether the peer showed a certificate signed by a configured client authority.
     pub client_certificate: bool,
 }
 
@@ -73,9 +73,9 @@ impl PeerInfo {
 
 /// A new connection.
 pub struct Accepted {
-    /// It holds its place among the listener's connections until both halves are gone.
+    /// The connection; it holds its place in the listener until both halves are gone.
     pub connection: Box<dyn Connection>,
-    /// Who it is.
+    /// The peer.
     pub peer: PeerInfo,
 }
 
@@ -87,7 +87,7 @@ impl fmt::Debug for Accepted {
     }
 }
 
-/// Connections a listener did not hand out, counted by reason.
+/// Counters, by reason, of connections that a listener did not return.
 #[derive(Debug, Clone, Default)]
 pub struct Refused(Arc<Counts>);
 
@@ -99,23 +99,24 @@ struct Counts {
 }
 
 impl Refused {
-    /// Closed at once: all places were taken.
+    /// Connections closed at once because the listener was full.
     pub fn full(&self) -> u64 {
         self.0.full.load(Ordering::Relaxed)
     }
 
-    /// Failed, were refused in or did not finish their handshake.
+    /// Connections that failed, were refused in or did not finish their handshake.
     pub fn handshake(&self) -> u64 {
         self.0.handshake.load(Ordering::Relaxed)
     }
 
-    /// Came from another user.
+    /// Connections from another user.
     pub fn stranger(&self) -> u64 {
         self.0.stranger.load(Ordering::Relaxed)
     }
 }
 
-/// Accepts connections at an endpoint, until it is dropped. Connections that it handed out live on.
+/// Accepts connections at an endpoint until it is dropped.
+/// Connections it has returned stay open.
 pub struct Listener {
     socket: Socket,
     places: Places,
@@ -126,7 +127,7 @@ pub struct Listener {
     local: Endpoint,
 }
 
-/// Where raw connections come from.
+/// Source of raw connections.
 enum Socket {
     Queue(QueueListener),
     /// The standard streams, which can be served once.
@@ -137,27 +138,28 @@ enum Socket {
     Unix(UnixListener),
 }
 
-/// A raw stream and whose it is.
+/// A raw stream and its origin.
 enum Arrival {
     Queue(crate::queue::Queue),
     Tcp(TcpStream, SocketAddr),
     Unix(UnixStream, u32),
 }
 
-/// What a handshake needs.
+/// Settings of a handshake.
 struct Settings {
     limits: Limits,
-    /// The time for all handshakes of one connection.
+    /// Timeout for all handshakes of one connection.
     handshake: Duration,
     tls: Option<Arc<ServerConfig>>,
-    /// No client gets through TLS without a certificate that was verified.
+    /// Whether TLS requires a verified client certificate.
     verifies_clients: bool,
     /// Set for websockets.
     gate: Option<Arc<dyn Admit>>,
 }
 
 impl Endpoint {
-    /// Listens here. `stdio:` serves our own standard streams, once.
+    /// Listens at the endpoint.
+    /// `stdio:` serves the standard streams of this process, once.
     pub async fn listen(&self, options: &ListenOptions) -> Result<Listener, ListenError> {
         let (socket, local) = self.bind().await?;
         let tls = match (self, &options.tls) {
@@ -191,7 +193,7 @@ impl Endpoint {
         })
     }
 
-    /// The listening socket, and the endpoint it is really at.
+    /// Returns the listening socket and its actual endpoint.
     async fn bind(&self) -> Result<(Socket, Self), ListenError> {
         let mut local = self.clone();
         let socket = match &mut local {
@@ -209,7 +211,7 @@ impl Endpoint {
     }
 }
 
-/// Listens, and notes the port that was really taken.
+/// Binds the address and stores the actual port in it.
 async fn bind_tcp(address: &mut HostPort) -> Result<TcpListener, ListenError> {
     let socket = TcpListener::bind((address.host.as_str(), address.port))
         .await
@@ -222,21 +224,20 @@ async fn bind_tcp(address: &mut HostPort) -> Result<TcpListener, ListenError> {
 }
 
 impl Listener {
-    /// Where it really listens: with the port that was taken for port 0.
+    /// Returns the actual endpoint, with the assigned port instead of port 0.
     pub fn local_endpoint(&self) -> &Endpoint {
         &self.local
     }
 
-    /// Counts the connections that were not handed out.
+    /// Returns the counters of connections that the listener did not return.
     pub fn refused(&self) -> Refused {
         self.refused.clone()
     }
 
-    /// The next connection whose handshakes are done. May be dropped while it waits: nothing is
-    /// lost.
+    /// Returns the next connection after its handshakes. Cancel safe.
     ///
-    /// Errors that concern one connection, or that pass, are not returned: an error means that no
-    /// further connection will come.
+    /// The listener does not return errors of a single connection or temporary errors. An error means that no further
+    /// connection will come.
     pub async fn accept(&mut self) -> Result<Accepted, ConnectionError> {
         loop {
             tokio::select! {
@@ -261,7 +262,7 @@ impl Listener {
         }
     }
 
-    /// Gives the arrival a place; hands it out, or starts its handshakes.
+    /// Gives the arrival a place; returns it, or starts its handshakes.
     fn admit(&mut self, arrival: Arrival) -> Option<Accepted> {
         self.rests.over();
         let taken = self.places.take();
@@ -273,7 +274,7 @@ impl Listener {
         let limits = &self.settings.limits;
         match arrival {
             Arrival::Queue(queue) => {
-                // The peer is of this process, and no other connection has come since.
+                // The peer is in this process, and no other connection has arrived since.
                 let _ = place.keep();
                 Some(Accepted {
                     connection: Box::new(queue.in_place(&place)),
@@ -292,7 +293,7 @@ impl Listener {
                 })
             }
             Arrival::Tcp(stream, address) => {
-                // Fails only when the peer is gone already, and then so does the first read.
+                // Fails only when the peer is gone, and then the first read fails as well.
                 let _ = tcp::prepare(&stream);
                 if self.settings.tls.is_none() && self.settings.gate.is_none() {
                     let (read, write) = stream.into_split();
@@ -309,7 +310,7 @@ impl Listener {
         }
     }
 
-    /// Whether accepting goes on after `error`.
+    /// Decides whether the listener keeps accepting after `error`.
     async fn endure(&mut self, error: io::Error) -> Result<(), ConnectionError> {
         match error.kind() {
             io::ErrorKind::PermissionDenied => {
@@ -326,16 +327,16 @@ impl Listener {
     }
 }
 
-/// What comes out of a socket.
+/// Next item of a socket.
 enum Next {
     /// A raw stream that needs a place.
     Arrival(Arrival),
-    /// A connection that is nobody's rival for a place.
+    /// A connection that does not need a place.
     Whole(Accepted),
 }
 
 impl Socket {
-    /// The next raw connection; `None` when there will be none. May be dropped while it waits.
+    /// Returns the next raw connection; `None` at the end. Cancel safe.
     async fn arrival(&mut self, limits: &Limits) -> io::Result<Option<Next>> {
         let arrival = match self {
             Self::Queue(listener) => {
@@ -373,7 +374,7 @@ impl Socket {
 }
 
 impl Settings {
-    /// Does what stands between an accepted stream and a connection, within the time for it.
+    /// Performs all handshakes of an accepted stream within the timeout.
     async fn shake_hands(
         &self,
         stream: TcpStream,
@@ -404,7 +405,7 @@ impl Settings {
         })
     }
 
-    /// Frames a stream, after the upgrade where it is to be a websocket.
+    /// Frames a stream, after the upgrade for a websocket.
     async fn frame<R, W>(
         &self,
         read: R,

@@ -1,4 +1,4 @@
-//! What connecting and listening need besides the address.
+//! Options for connecting and listening.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
@@ -9,16 +9,16 @@ use crate::{
     websocket::{Admit, Gate},
 };
 
-/// How to connect. The default suits a peer that is near and trusted.
+/// Options for connecting. The default suits a near and trusted peer.
 #[derive(Clone)]
 pub struct ConnectOptions {
-    /// The caps of the connection.
+    /// Limits of the connection.
     pub limits: Limits,
-    /// For `tls://` and `wss://`.
+    /// TLS settings for `tls://` and `wss://`.
     pub tls: ClientTls,
     /// Headers of a websocket's request, such as `Authorization`.
     pub headers: Vec<(String, String)>,
-    /// The time for everything from looking up the name to the end of every handshake.
+    /// Timeout from name resolution to the end of the last handshake.
     pub timeout: Duration,
 }
 
@@ -46,18 +46,21 @@ impl fmt::Debug for ConnectOptions {
     }
 }
 
-/// How to listen.
+/// Options for listening.
 #[derive(Clone)]
 pub struct ListenOptions {
-    /// The caps of each connection. Handshakes have the time of `first_message`, or ten seconds.
+    /// Limits of each connection.
+    /// Handshakes time out after `first_message`, or after ten seconds.
     pub limits: Limits,
-    /// Needed for `tls://` and `wss://`.
+    /// TLS settings, required for `tls://` and `wss://`.
     pub tls: Option<ServerTls>,
-    /// Connections at once. Beyond: the oldest whose peer has not said who it is makes room; where there is none, the new
-    /// one is closed as soon as it is accepted. Both are counted.
+    /// Maximum number of concurrent connections.
+    ///
+    /// Above it, the listener closes the oldest connection with an unidentified peer. If every peer is identified, it
+    /// closes the new connection immediately. It counts both.
     pub max_connections: usize,
-    /// Who may open a websocket. `None` is [`Gate::new`], with the path of the endpoint if it has
-    /// one.
+    /// Decides which clients may open a websocket.
+    /// `None` is [`Gate::new`], with the path of the endpoint if it has one.
     pub gate: Option<Arc<dyn Admit>>,
 }
 
@@ -73,7 +76,7 @@ impl Default for ListenOptions {
 }
 
 impl ListenOptions {
-    /// The gate to use at an endpoint with this path.
+    /// Returns the gate for an endpoint with this path.
     pub(super) fn gate_at(&self, path: &str) -> Arc<dyn Admit> {
         match &self.gate {
             Some(gate) => Arc::clone(gate),
@@ -82,7 +85,7 @@ impl ListenOptions {
         }
     }
 
-    /// The time a new connection has for its handshakes.
+    /// Returns the handshake timeout of a new connection.
     pub(super) fn handshake(&self) -> Duration {
         self.limits.first_message.unwrap_or(Duration::from_secs(10))
     }
@@ -98,26 +101,26 @@ impl fmt::Debug for ListenOptions {
     }
 }
 
-/// Why an endpoint cannot be listened at.
+/// Error of listening at an endpoint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// Somebody listens there already.
+    /// Another process listens at the endpoint.
     #[error("somebody listens there already")]
     InUse,
-    /// There is a file that is no socket, and it is left alone.
+    /// The path is a file other than a socket; the listener leaves it alone.
     #[error("the path is taken by something that is no socket")]
     NotASocket,
     /// `tls://` and `wss://` need a certificate.
     #[error("TLS needs a certificate and a key")]
     NoCertificate,
-    /// A command cannot be listened at: `stdio:` alone serves our own standard streams.
+    /// The endpoint is a command; only `stdio:` alone can listen.
     #[error("a command is connected to, not listened at; stdio: alone serves the standard streams")]
     Command,
     /// The certificates or keys are unusable.
     #[error("{0}")]
     Tls(#[from] TlsError),
-    /// The operating system said no.
+    /// The operating system returned an error.
     #[error("cannot listen: {0}")]
     Io(#[from] io::Error),
 }

@@ -16,7 +16,7 @@ fn endpoint(text: &str) -> Endpoint {
     text.parse().unwrap()
 }
 
-/// One message there and one back, over a connection that `listener` accepts.
+/// Sends one message each way over a connection that `listener` accepts.
 async fn greet(listener: &mut Listener, options: &ConnectOptions) -> (Halves, Halves, PeerInfo) {
     let local = listener.local_endpoint().clone();
     let (near, accepted) = tokio::join!(local.connect(options), listener.accept());
@@ -185,14 +185,14 @@ async fn a_place_is_held_until_both_halves_are_gone() {
         tokio::select! {
             accepted = listener.accept() => panic!("{accepted:?} beyond the limit"),
             outcome = surplus => {
-                // The system may put the end of an unread connection as a reset.
+                // The kernel may report the end of an unread connection as a reset.
                 assert!(!matches!(outcome.unwrap(), Ok(Some(_))));
             }
         }
         assert_eq!(counts.full(), 1, "{text}");
         drop(send);
         drop(receive);
-        // A websocket's place is held by its writer, which the halves share.
+        // The writer of a websocket holds its place, and the halves share the writer.
         greet(&mut listener, &connect).await;
     }
 }
@@ -214,7 +214,7 @@ async fn connections_that_say_nothing_make_room_the_oldest_first() {
         let counts = listener.refused();
         let mut silent = Vec::new();
         for count in 0..20 {
-            // A stream that never says a word: before the upgrade, where there is one.
+            // A raw stream that sends nothing; for a websocket, it never sends the upgrade request.
             let raw: Endpoint = match &local {
                 Endpoint::WebSocket { address, .. } => {
                     format!("tcp://{}:{}", address.host, address.port)
@@ -242,7 +242,7 @@ async fn connections_that_say_nothing_make_room_the_oldest_first() {
             .await
             .unwrap();
         }
-        // Those who came last still have their places, and so does the one who spoke.
+        // The newest connections still hold their places, and so does the one that sent a message.
         let (near, _, _) = greet(&mut listener, &connect).await;
         drop((near, known_near));
         let (_, first) = &mut silent[0];
@@ -313,7 +313,7 @@ async fn a_stale_socket_is_replaced_and_nothing_else_is() {
     ));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 
-    // Somebody else's file under our name is not ours to remove.
+    // The listener must not remove a file that another process put at its path.
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "theirs").unwrap();
     drop(listener);
@@ -361,7 +361,7 @@ async fn a_unix_stream_made_elsewhere_is_a_connection() {
     assert_eq!(receive.receive().await.unwrap().as_deref(), Some("{}"));
 }
 
-/// Set for the process that runs out of descriptors on purpose.
+/// Set in the child process that runs out of descriptors on purpose.
 const CHILD: &str = "BOX_TRANSPORTS_TEST_DESCRIPTORS";
 
 #[tokio::test]
@@ -404,7 +404,7 @@ async fn accept_without_descriptors() {
     listener.accept().await.unwrap();
 }
 
-/// A certificate authority and somebody it vouches for.
+/// A certificate authority that signs test certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -448,7 +448,7 @@ async fn is_served(text: &str, server: &ServerTls, tls: ClientTls) -> Option<Pee
         tls,
         ..ConnectOptions::default()
     };
-    // With TLS 1.3 a client learns only from the first read that it was refused.
+    // With TLS 1.3 a client learns about a refusal only from its first read.
     let answer = match local.connect(&connect).await {
         Ok(connection) => connection.split().1.receive().await,
         Err(error) => Err(error),
