@@ -183,7 +183,7 @@ impl BoxService {
         Ok(())
     }
 
-    /// Returns the client of the runtime; connects first if the service owns a connector.
+    /// Returns the client of the runtime; connects first with an own connector.
     pub async fn client(&self) -> Result<RuntimeClient, BoxError> {
         self.client_for(&Caller::Local).await
     }

@@ -1,11 +1,11 @@
-//! Request keys: a call that carries one runs once, however often and over however many connections
-//! it is sent.
+//! Request keys: a call with a key runs once, however often it is sent.
 //!
-//! The first call with a key runs in a task of its own, which the loss of its connection does not
-//! end; everyone who sends the key again waits for that run, or gets its outcome if it is over.
-//! Outcomes, errors included, are kept for [`KeyLimits::age`], at most [`KeyLimits::entries`] of
-//! them and [`KeyLimits::bytes`] in all, oldest out first. A key belongs to the caller that used it
-//! and to one action; with other parameters it is a `conflict`. Calls with a key cannot stream.
+//! This holds across connections. The first call with a key runs in a separate task that survives the loss of its
+//! connection. A caller that sends the key again waits for that run, or gets its outcome if it is over.
+//!
+//! The store keeps outcomes, including errors, for [`KeyLimits::age`]. It keeps at most [`KeyLimits::entries`] of them
+//! and [`KeyLimits::bytes`] in total, and drops the oldest first. A key belongs to one caller and one action. With
+//! other parameters it is a `conflict`. Calls with a key cannot stream.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,18 +19,19 @@ use tokio::time::Instant;
 use crate::caller::Caller;
 use crate::error::{Code, RpcError};
 
-/// Longest key, in bytes.
+/// Maximum length of a key in bytes.
 pub(crate) const KEY_BYTES: usize = 256;
 
-/// How much a [`KeyStore`] remembers.
+/// Limits of a [`KeyStore`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyLimits {
-    /// Keys kept at most, running ones included. When all of them run: `capacity`.
+    /// Maximum number of keys, including running ones.
+    /// If all of them run, a new key fails with `capacity`.
     pub entries: usize,
-    /// Bytes of outcomes kept at most.
+    /// Maximum bytes of stored outcomes.
     pub bytes: usize,
-    /// How long an outcome is kept.
+    /// Time for which an outcome is kept.
     pub age: Duration,
 }
 
@@ -47,7 +48,7 @@ impl Default for KeyLimits {
 /// The result as JSON, or the error.
 pub(crate) type Outcome = Result<Arc<str>, RpcError>;
 
-/// The keys a router remembers, with the outcomes of their calls.
+/// Keys that a router remembers, with the outcomes of their calls.
 #[derive(Debug, Default)]
 pub struct KeyStore {
     limits: KeyLimits,
@@ -57,7 +58,7 @@ pub struct KeyStore {
 #[derive(Debug, Default)]
 struct State {
     entries: HashMap<Name, Entry>,
-    /// Finished ones, oldest first.
+    /// Finished keys, oldest first.
     finished: VecDeque<(Instant, Name)>,
     bytes: usize,
 }
@@ -82,17 +83,17 @@ struct Run {
     task: Mutex<Option<AbortHandle>>,
 }
 
-/// What to do about a call with a key.
+/// Decision about a call with a key.
 #[derive(Debug)]
 pub(crate) enum Begun {
-    /// It is the first: run it and say how it went.
+    /// First call with the key: run it and report the outcome.
     Run(Ticket, Waiting),
-    /// It is a repeat.
+    /// Repeated call: wait for the outcome.
     Wait(Waiting),
 }
 
 impl KeyStore {
-    /// A store with these bounds.
+    /// Creates a store with these limits.
     pub fn new(limits: KeyLimits) -> Self {
         Self {
             limits,
@@ -191,7 +192,7 @@ impl State {
     }
 }
 
-/// Held by the one run of a key; dropped without an outcome it says that the run did not end well.
+/// Held by the only run of a key; dropping it early records a failure.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     store: Arc<KeyStore>,
@@ -205,7 +206,7 @@ impl Ticket {
         self.end(outcome);
     }
 
-    /// What runs it, so that its last waiting caller can withdraw it.
+    /// Sets the task of the run, so that its last waiting caller can cancel it.
     pub(crate) fn runs_as(run: &Waiting, task: AbortHandle) {
         *run.run.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
     }
@@ -258,7 +259,7 @@ impl Waiting {
         }
     }
 
-    /// The caller withdrew the call: if nobody else waits for it, it ends.
+    /// Withdraws this caller; the run ends if no other caller waits for it.
     pub(crate) fn withdraw(&self) {
         if self.run.waiting.load(Ordering::Acquire) == 1
             && let Some(task) = self

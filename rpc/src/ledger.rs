@@ -1,4 +1,6 @@
-//! Who waits for what. No I/O, no clock, no waiting: every rule about ids is here and tested alone.
+//! Ledgers of outgoing and incoming calls.
+//!
+//! They do no I/O, read no clock and never block, so all rules about ids are here and tested alone.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -15,7 +17,7 @@ use crate::error::RpcError;
 use crate::large;
 use crate::limits::Limits;
 
-/// A part of a received text, kept with the text so that it is parsed where it is used.
+/// A part of a received text, kept with the text and parsed on use.
 #[derive(Debug)]
 pub(crate) struct Body {
     text: String,
@@ -33,7 +35,7 @@ impl Drop for Body {
 }
 
 impl Body {
-    /// `part` must be a slice of `text`.
+    /// Returns the range of `part`, which must be a slice of `text`.
     pub(crate) fn range_of(text: &str, part: &str) -> Range<usize> {
         let start = (part.as_ptr() as usize).wrapping_sub(text.as_ptr() as usize);
         if text.get(start..start.saturating_add(part.len())).is_some() {
@@ -52,7 +54,7 @@ impl Body {
     }
 
     fn as_str(&self) -> &str {
-        // Parameters that were not written are an empty object.
+        // Omitted parameters are an empty object.
         if self.range.is_empty() {
             "{}"
         } else {
@@ -60,7 +62,7 @@ impl Body {
         }
     }
 
-    /// As parameters, of which `_meta` may be a member.
+    /// Parses the body as parameters, which may contain `_meta`.
     pub(crate) fn parse_params<T: DeserializeOwned>(
         &self,
         meta_inside: bool,
@@ -83,7 +85,7 @@ impl Body {
         })
     }
 
-    /// As a result or chunk.
+    /// Parses the body as a result or chunk.
     pub(crate) fn parse<T: DeserializeOwned>(
         &self,
         codec: &dyn Codec,
@@ -105,7 +107,8 @@ impl Body {
 
 type ById = BuildHasherDefault<IdHasher>;
 
-/// Mixes an id. Good enough for tables that a peer can put no more into than it has calls in flight.
+/// Hasher for call ids.
+/// It suffices because a peer can add no more entries to a table than it has calls in flight.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct IdHasher(u64);
 
@@ -135,7 +138,7 @@ impl Hasher for IdHasher {
     }
 }
 
-/// What a streaming call of ours gets.
+/// Item that a streaming call of this side receives.
 #[derive(Debug)]
 pub(crate) enum Item {
     Chunk(Body),
@@ -148,22 +151,22 @@ enum Waiter {
     Stream(mpsc::Sender<Item>),
 }
 
-/// Our calls that wait for an answer.
+/// Calls of this side that wait for an answer.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     last: i64,
     waiting: HashMap<i64, Waiter, ById>,
-    /// Why nothing more can be asked.
+    /// Reason why no further call can be sent.
     over: Option<String>,
 }
 
-/// What became of an answer.
+/// Outcome of delivering an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     Delivered,
-    /// Nobody waits for it any more.
+    /// The call no longer waits for it.
     Late,
-    /// The peer sent more chunks than it was granted: the call has been failed.
+    /// The peer sent more chunks than its credit: the call has failed.
     Overrun,
 }
 
@@ -177,7 +180,7 @@ impl Outgoing {
         Ok(self.last)
     }
 
-    /// Takes an id for a call that is answered once.
+    /// Allocates an id for a call with a single answer.
     pub(crate) fn call(
         &mut self,
     ) -> Result<(i64, oneshot::Receiver<Result<Body, RpcError>>), String> {
@@ -185,18 +188,18 @@ impl Outgoing {
         Ok((self.add(Waiter::Call(sender))?, receiver))
     }
 
-    /// Takes an id for a call that streams, with room for `credit` chunks and the end.
+    /// Allocates an id for a streaming call, with capacity for `credit` chunks and the end.
     pub(crate) fn stream(&mut self, credit: u32) -> Result<(i64, mpsc::Receiver<Item>), String> {
         let (sender, receiver) = mpsc::channel(credit as usize + 1);
         Ok((self.add(Waiter::Stream(sender))?, receiver))
     }
 
-    /// Gives up on a call. Whether it was still waiting.
+    /// Removes a call. Returns whether it was still waiting.
     pub(crate) fn forget(&mut self, id: i64) -> bool {
         self.waiting.remove(&id).is_some()
     }
 
-    /// Whether chunks are waited for under this id.
+    /// Whether a call waits for chunks under this id.
     pub(crate) fn is_stream(&self, id: &CallId) -> bool {
         match id {
             CallId::Number(id) => matches!(self.waiting.get(id), Some(Waiter::Stream(_))),
@@ -204,7 +207,7 @@ impl Outgoing {
         }
     }
 
-    /// Hands an answer to whoever waits for it.
+    /// Delivers an answer to the call that waits for it.
     pub(crate) fn deliver(
         &mut self,
         id: &CallId,
@@ -221,7 +224,7 @@ impl Outgoing {
                 Ok(body) => Item::Chunk(body),
                 Err(error) => Item::End(Err(error)),
             };
-            // One place is kept for the end.
+            // One slot is reserved for the end of the stream.
             if matches!(item, Item::Chunk(_)) && sender.capacity() <= 1 {
                 let error = RpcError::internal("the peer sent more chunks than it was granted");
                 let _ = sender.try_send(Item::End(Err(error)));
@@ -248,12 +251,12 @@ impl Outgoing {
         }
     }
 
-    /// Nothing more can be asked; what was asked may still be answered.
+    /// Refuses new calls; the peer may still answer the sent ones.
     pub(crate) fn refuse(&mut self, reason: &str) {
         self.over.get_or_insert_with(|| reason.to_owned());
     }
 
-    /// Nothing more will be answered. Waiting calls learn it by their channel closing.
+    /// Ends all calls. Waiting calls learn this when their channel closes.
     pub(crate) fn end(&mut self, reason: &str) {
         self.over.get_or_insert_with(|| reason.to_owned());
         self.waiting.clear();
@@ -268,10 +271,10 @@ impl Outgoing {
     }
 }
 
-/// Why a call of the peer's was ended from outside.
+/// Reason why a call of the peer was ended from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Its caller withdrew it.
+    /// The caller cancelled it.
     Cancelled,
     /// The connection is over.
     Closed,
@@ -285,28 +288,29 @@ struct Entry {
     ended: Option<Ended>,
 }
 
-/// What a call of the peer's is made for.
+/// Purpose of a call of the peer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Made {
     pub(crate) action: &'static str,
-    /// Kept only where somebody asks for it.
+    /// Context of the call; stored only if a later check needs it.
     pub(crate) context: Option<Arc<str>>,
 }
 
-/// The peer's calls that are running here.
+/// Calls of the peer that run here.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     running: HashMap<CallId, Entry, ById>,
     calls: usize,
     streams: usize,
     unanswered: u64,
-    /// The connection is closing: no more.
+    /// Whether the connection is closing and admits no more calls.
     pub(crate) closing: bool,
-    /// What runs when the connection ends is not withdrawn: this process ends, and the next one goes on with it.
+    /// Whether running calls survive the end of the connection.
+    /// This process ends, and the next one continues them.
     pub(crate) left: bool,
 }
 
-/// Why a call was not admitted.
+/// Reason why a call was not admitted.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Duplicate,
@@ -316,7 +320,7 @@ pub(crate) enum Refusal {
 }
 
 impl Incoming {
-    /// Admits a call. With `credit` it is counted as a stream.
+    /// Admits a call. A call with `credit` counts as a stream.
     pub(crate) fn admit(
         &mut self,
         id: Option<CallId>,
@@ -357,7 +361,7 @@ impl Incoming {
         Ok(id)
     }
 
-    /// The call runs as this task. Ends it at once if it was cancelled before.
+    /// Sets the task of a call. Aborts it at once if the call is already cancelled.
     pub(crate) fn runs_as(&mut self, id: &CallId, task: AbortHandle) {
         if let Some(entry) = self.running.get_mut(id) {
             if entry.ended.is_some() {
@@ -367,17 +371,18 @@ impl Incoming {
         }
     }
 
-    /// The id is free again; why the call was ended, if it was. Its place is still taken.
+    /// Frees the id of a call and returns why it was ended, if it was.
+    /// The call still counts against its limit.
     pub(crate) fn answered(&mut self, id: &CallId) -> Option<Ended> {
         self.running.remove(id).and_then(|entry| entry.ended)
     }
 
-    /// Why a running call is being ended, if it is.
+    /// Returns why a running call is being ended, if it is.
     pub(crate) fn ended(&self, id: &CallId) -> Option<Ended> {
         self.running.get(id).and_then(|entry| entry.ended)
     }
 
-    /// The place of an answered call is free again. Whether nothing is left.
+    /// Releases the slot of an answered call. Returns whether no call is left.
     pub(crate) fn free(&mut self, stream: bool) -> bool {
         if stream {
             self.streams -= 1;
@@ -387,12 +392,12 @@ impl Incoming {
         self.is_idle()
     }
 
-    /// What a running call is made for.
+    /// Returns the purpose of a running call.
     pub(crate) fn made(&self, id: &CallId) -> Option<&Made> {
         self.running.get(id).map(|entry| &entry.made)
     }
 
-    /// Ends one call. Whether there was one.
+    /// Cancels one call. Returns whether it existed.
     pub(crate) fn cancel(&mut self, id: &CallId) -> bool {
         self.running.get_mut(id).is_some_and(|entry| {
             entry.ended.get_or_insert(Ended::Cancelled);
@@ -403,13 +408,13 @@ impl Incoming {
         })
     }
 
-    /// Gives a stream more credit. Whether there was one.
+    /// Gives a stream more credit. Returns whether it existed.
     pub(crate) fn grant(&self, id: &CallId, grant: Grant) -> bool {
         let credit = self.running.get(id).and_then(|entry| entry.credit.as_ref());
         credit.is_some_and(|credit| credit.add(grant))
     }
 
-    /// Ends all calls, unless they are left to the next process.
+    /// Ends all calls, unless the next process continues them.
     pub(crate) fn end(&mut self) {
         self.closing = true;
         for entry in self.running.values_mut() {
@@ -425,7 +430,7 @@ impl Incoming {
     }
 }
 
-/// How many chunks a stream may still send.
+/// Number of chunks that a stream may still send.
 #[derive(Debug)]
 pub(crate) struct Credit {
     allowed: AtomicU64,
@@ -442,13 +447,13 @@ impl Credit {
         }
     }
 
-    /// Waits for credit for one chunk and takes it. The chunk's number, from 1.
+    /// Waits for credit for one chunk and takes it; returns its number, from 1.
     pub(crate) async fn take(&self) -> u64 {
         loop {
             let more = self.more.notified();
             let sent = self.sent.load(Ordering::Acquire);
             if sent < self.allowed.load(Ordering::Acquire) {
-                // Only the handler's one sink takes.
+                // Only one sink, that of the handler, calls `take`.
                 self.sent.store(sent + 1, Ordering::Release);
                 return sent + 1;
             }
@@ -456,7 +461,7 @@ impl Credit {
         }
     }
 
-    /// Whether the grant made sense.
+    /// Adds a grant. Returns whether it was valid.
     fn add(&self, grant: Grant) -> bool {
         match grant {
             Grant::More(more) => {

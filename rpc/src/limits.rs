@@ -1,53 +1,59 @@
-//! Every cap of a connection: its name, its default, what happens beyond it.
+//! Limits of a connection: names, defaults and the effect of exceeding them.
 
 use std::time::Duration;
 
-/// The caps of one connection. The field's name is the name printed in the error.
+/// Limits of one connection. Errors name the limit by its field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Longest message in bytes, both ways. Beyond: `too_large`, the connection lives.
+    /// Maximum message bytes, both ways. Beyond: `too_large`; the connection stays.
     pub message_bytes: usize,
-    /// Longest message in bytes of a peer that needs a token and has not shown it. Beyond:
-    /// `too_large`, and closed.
+    /// Maximum message bytes of a peer that has not sent its required token.
+    /// Beyond: `too_large`, and closed.
     pub hello_bytes: usize,
-    /// Calls of the peer that may run at once, streams apart. Beyond: `overloaded`.
+    /// Concurrent calls of the peer, without streams. Beyond: `overloaded`.
     pub in_flight: usize,
-    /// Streaming calls of the peer that may run at once. Beyond: `overloaded`.
+    /// Concurrent streaming calls of the peer. Beyond: `overloaded`.
     pub open_streams: usize,
-    /// Chunks a stream may be ahead of its reader: what we ask for, and the most we grant a peer.
+    /// Chunks a stream may be ahead of its reader.
+    /// This side requests this many, and grants a peer at most this many.
     pub stream_credit: u32,
-    /// Places in the outbound queue: one for each message and one for each 16 KiB of it. Whoever
-    /// sends waits for a place.
+    /// Slots in the outbound queue: one per message and one per 16 KiB of it.
+    /// A sender waits for a slot.
     pub queue_slots: usize,
-    /// Refusals and control messages that may wait for a peer that does not read. Beyond: the
-    /// connection is closed as flooded.
+    /// Refusals and control messages queued for a peer that does not read.
+    /// Beyond: the connection is closed as flooded.
     pub control_queue: usize,
-    /// Bytes of answers that may be held for a peer that has not read them. Beyond: an answer becomes `overloaded`, and all
-    /// connections together hold at most [`ALL_UNREAD_BYTES`](crate::ALL_UNREAD_BYTES), or the one that holds most is
-    /// closed. `usize::MAX` where the other end is ours and reads at all times.
+    /// Bytes of answers held for a peer that has not read them.
+    ///
+    /// Beyond: an answer becomes `overloaded`. All connections together hold at most
+    /// [`ALL_UNREAD_BYTES`](crate::ALL_UNREAD_BYTES); beyond, the connection that holds most is closed. `usize::MAX`
+    /// suits a trusted peer that always reads.
     pub unread_bytes: usize,
-    /// Deepest nesting of a message. Beyond: `validation`.
+    /// Maximum nesting of a message. Beyond: `validation`.
     pub depth: usize,
-    /// Longest id of a call in bytes. Beyond: `validation`.
+    /// Maximum bytes of a call id. Beyond: `validation`.
     pub id_bytes: usize,
-    /// Calls in one JSON-RPC batch. Beyond: `too_large`.
+    /// Maximum calls in one JSON-RPC batch. Beyond: `too_large`.
     pub batch: usize,
-    /// How long a new connection may stay silent. `None` where both ends are ours to begin with
-    /// (queues, stdio). Beyond: closed.
+    /// Time within which a new connection must send its first message.
+    /// Beyond: closed. `None` where both ends are trusted (queues, stdio).
     pub first_message: Option<Duration>,
-    /// How long one message may take to arrive or to be written once begun. Beyond: closed.
+    /// Time for one message to arrive or be written, once begun. Beyond: closed.
     pub frame: Duration,
-    /// Silence after which a ping is sent; three of them close the connection. `None` sends none.
+    /// Silence after which this side sends a ping; `None` sends none.
+    /// Three silent intervals close the connection.
     pub heartbeat: Option<Duration>,
-    /// How long answers may take once the peer has said that it sends no more. Beyond: aborted.
+    /// Time for answers after the peer has ended its sending side.
+    /// Beyond: aborted.
     pub drain: Duration,
 }
 
-/// Bytes that a message may grow by when it is passed on: a longer id, members that were left out, another name.
+/// Bytes that a message may grow by when it is forwarded.
+/// The causes are a longer id, members filled in and another name.
 const PASSED_ON: usize = 64 * 1024;
 
-/// How many silent heartbeats end a connection.
+/// Number of silent heartbeats that end a connection.
 pub(crate) const HEARTBEATS_MISSED: u32 = 3;
 
 impl Default for Limits {
@@ -73,8 +79,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What a listener on a network uses: as the default, and a new connection must speak within
-    /// ten seconds.
+    /// Limits of a network listener.
+    /// As the default, but a new connection must send a message within ten seconds.
     pub fn network() -> Self {
         Self {
             first_message: Some(Duration::from_secs(10)),
@@ -82,8 +88,8 @@ impl Limits {
         }
     }
 
-    /// What a connection between two ends of ours uses: as the default, without heartbeats, with some room for what a
-    /// message grows by when it is passed on.
+    /// Limits of a connection between two trusted ends.
+    /// As the default, but without heartbeats, and with room for the growth of a forwarded message.
     pub fn in_process() -> Self {
         let outside = Self::default();
         Self {

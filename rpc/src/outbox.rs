@@ -1,8 +1,8 @@
-//! The queue in front of the writer: first in, first out, with two ways in.
+//! Queue in front of the writer: first in, first out, with two entry points.
 //!
-//! Calls, answers and chunks wait for a place, and keep the order in which they came while they wait. Control messages and
-//! refusals do not wait: they are few (bounded by the calls in flight, and by `control_queue` for a peer that does not read),
-//! and their sender must never wait. One queue keeps a cancel behind the call it cancels.
+//! Calls, answers and chunks wait for a slot and keep their order while they wait. Control messages and refusals do
+//! not wait, because their sender must never block. Their number is limited by the calls in flight, and by
+//! `control_queue` for a peer that does not read. A single queue keeps a cancel behind the call it cancels.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::unread::Unread;
 
-/// Bytes of a message that take one further place in the queue.
+/// Bytes of a message that take one further slot in the queue.
 const SLOT_BYTES: usize = 16 * 1024;
 
 #[derive(Debug)]
@@ -27,16 +27,16 @@ pub(crate) struct Outbox {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<String>,
-    /// Those that wait for a place, in the order in which they came.
+    /// Messages that wait for a slot, in order of arrival.
     waiting: VecDeque<Waiting>,
     next: u64,
-    /// Places that are left.
+    /// Free slots.
     free: usize,
-    /// Of what is in the queue.
+    /// Slots and bytes of the queued messages.
     queued: Taken,
-    /// Places that messages in the queue would have taken had they waited for them.
+    /// Slots of queued messages that did not wait for them.
     unslotted: usize,
-    /// The writer is to find out whether the peer is there.
+    /// Whether the writer must check that the peer is still there.
     probe: bool,
     closed: bool,
 }
@@ -50,7 +50,7 @@ struct Waiting {
     queued: oneshot::Sender<()>,
 }
 
-/// What a batch takes until it is sent.
+/// Slots and bytes that a batch holds until it is sent.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
     places: usize,
@@ -58,24 +58,24 @@ pub(crate) struct Taken {
     unread: usize,
 }
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A call of ours.
+    /// A call of this side.
     Call,
-    /// What a call of the peer's is answered with: it is held until the peer reads it.
+    /// An answer to a call of the peer, held until the peer reads it.
     Response,
 }
 
-/// The outbox takes nothing any more.
+/// Error: the outbox is closed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
-/// Why a control message was not taken.
+/// Reason why a control message was not queued.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotTaken {
     Closed,
-    /// The peer does not read what it is told.
+    /// The peer does not read its messages.
     Flooded,
 }
 
@@ -94,11 +94,11 @@ impl Outbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that can panic runs while the lock is held.
+        // Nothing that can panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of responses that are here, queued or waiting.
+    /// Returns the bytes of responses, queued or waiting.
     pub(crate) fn unread(&self) -> usize {
         self.unread.bytes()
     }
@@ -107,8 +107,8 @@ impl Outbox {
         &self.unread
     }
 
-    /// Queues a message once there is a place for it. Its place in the order is that of the first poll; a message that
-    /// still waits when the future is dropped is not sent.
+    /// Queues a message once a slot is free.
+    /// The first poll sets its position. If the future is dropped while the message waits, it is not sent.
     pub(crate) async fn push(&self, message: String, kind: Kind) -> Result<(), Closed> {
         let weight = (1 + message.len() / SLOT_BYTES).min(self.all_slots);
         let response = kind == Kind::Response;
@@ -143,7 +143,7 @@ impl Outbox {
         queued.map_err(|_| Closed)
     }
 
-    /// Queues a message without waiting for a place.
+    /// Queues a message without waiting for a slot.
     pub(crate) fn push_now(&self, message: String) -> Result<(), NotTaken> {
         let mut state = self.state();
         if state.closed {
@@ -161,14 +161,16 @@ impl Outbox {
         Ok(())
     }
 
-    /// Has the writer find out whether the peer is still there, unless it has something to write anyway.
+    /// Makes the writer check that the peer is still there.
+    /// Does nothing if the writer has messages to write.
     pub(crate) fn probe(&self) {
         self.state().probe = true;
         self.wake.notify_one();
     }
 
-    /// Moves all that is queued into `batch`, nothing if the peer is only to be probed; `None` once closed and empty. The
-    /// places are free again when what is returned is given to [`sent`](Self::sent).
+    /// Moves all queued messages into `batch`; `None` once closed and empty.
+    /// Moves none if the writer must only probe the peer. The slots are free again when the caller passes the result
+    /// to [`sent`](Self::sent).
     pub(crate) async fn take(&self, batch: &mut VecDeque<String>) -> Option<Taken> {
         loop {
             {
@@ -187,7 +189,7 @@ impl Outbox {
         }
     }
 
-    /// What was taken has been sent.
+    /// Frees the slots of a sent batch.
     pub(crate) fn sent(&self, taken: Taken) {
         self.unread.remove(taken.unread);
         let mut state = self.state();
@@ -197,7 +199,7 @@ impl Outbox {
         self.wake.notify_one();
     }
 
-    /// Takes no more; what is queued is still sent.
+    /// Refuses further messages; queued ones are still sent.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -209,7 +211,7 @@ impl Outbox {
         self.wake.notify_one();
     }
 
-    /// Lets go of what was not sent.
+    /// Drops all messages that were not sent.
     pub(crate) fn clear(&self) {
         self.close();
         let queue = std::mem::take(&mut self.state().queue);
@@ -228,7 +230,7 @@ impl State {
         self.queue.push_back(message);
     }
 
-    /// Queues those that have waited longest, as far as there are places.
+    /// Queues the messages that have waited longest while slots are free.
     fn admit(&mut self) {
         while let Some(first) = self.waiting.front()
             && first.weight <= self.free
@@ -240,7 +242,7 @@ impl State {
     }
 }
 
-/// A message that waits for a place. Dropped while it waits, it is withdrawn.
+/// A message that waits for a slot. Dropping it withdraws the message.
 struct Waits<'a>(&'a Outbox, u64);
 
 impl Drop for Waits<'_> {
@@ -251,7 +253,7 @@ impl Drop for Waits<'_> {
         let Some(withdrawn) = at.and_then(|at| state.waiting.remove(at)) else {
             return;
         };
-        // The next one may fit where this did not.
+        // The next message may fit where this one did not.
         state.admit();
         if withdrawn.response {
             outbox.unread.remove(withdrawn.message.len());
@@ -338,7 +340,7 @@ mod tests {
             assert!(push.as_mut().now_or_never().is_none(), "there is a place");
         }
         assert_eq!(outbox.unread(), 5);
-        // Withdrawn while it waits: not sent, and nothing of it is held.
+        // Withdrawn while it waits: it is not sent and holds no bytes.
         drop(waiting.remove(1));
         assert_eq!(outbox.unread(), 4);
         let mut all = Vec::new();
@@ -347,7 +349,7 @@ mod tests {
             let taken = outbox.take(&mut batch).await.unwrap();
             all.extend(batch);
             outbox.sent(taken);
-            // The last to wait is polled first, and must not go first.
+            // The last to wait is polled first and must not be sent first.
             for push in waiting.iter_mut().rev() {
                 let _ = push.as_mut().now_or_never();
             }

@@ -1,4 +1,4 @@
-//! Serves a router to everyone who connects.
+//! Server: serves a router to every accepted connection.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::endpoint::{Endpoint, Listener, PeerInfo, Refused};
 
-/// A listener at work. Dropping it stops accepting and cuts every connection.
+/// A running listener. Dropping it stops accepting and cuts every connection.
 pub struct Server {
     endpoint: Endpoint,
     refused: Refused,
@@ -19,7 +19,7 @@ pub struct Server {
     accepting: JoinHandle<()>,
 }
 
-/// The figures of a [`Server`] that somebody else keeps.
+/// Metrics of a [`Server`] that another owner holds.
 #[derive(Debug, Clone)]
 pub struct Gauge {
     endpoint: Endpoint,
@@ -28,17 +28,17 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// Where the server listens.
+    /// Returns the endpoint of the server.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Connections that were turned away.
+    /// Returns the counters of refused connections.
     pub fn refused(&self) -> &Refused {
         &self.refused
     }
 
-    /// Connections open now; none once the server is gone.
+    /// Returns the number of open connections; zero once the server is gone.
     pub fn connections(&self) -> usize {
         let sessions = self.sessions.upgrade();
         sessions.map_or(0, |sessions| lock(&sessions).len())
@@ -60,8 +60,8 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Accepts until dropped or closed. `options` decides how each connection is used: its limits,
-    /// who it belongs to, whether it must say hello with a token.
+    /// Starts accepting, until the server is dropped or closed.
+    /// `options` sets how each connection is used: its limits, its caller and whether its hello needs a token.
     pub fn start(
         mut listener: Listener,
         router: Router,
@@ -89,22 +89,22 @@ impl Server {
         }
     }
 
-    /// Where it really listens: the port is the one bound.
+    /// Returns the actual endpoint, with the bound port.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Connections that were turned away.
+    /// Returns the counters of refused connections.
     pub fn refused(&self) -> &Refused {
         &self.refused
     }
 
-    /// Connections open now.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         lock(&self.sessions).len()
     }
 
-    /// Its figures, for as long as it lives.
+    /// Returns its metrics, which stay valid while the server lives.
     pub fn gauge(&self) -> Gauge {
         Gauge {
             endpoint: self.endpoint.clone(),
@@ -113,8 +113,8 @@ impl Server {
         }
     }
 
-    /// Waits until nobody new can connect any more: the end of a `stdio:` endpoint's only
-    /// connection, or of a listener that failed for good.
+    /// Waits until the server accepts no new connection any more.
+    /// This is the end of the only connection of a `stdio:` endpoint, or a permanent failure of the listener.
     pub async fn finished(&mut self) {
         let _ = (&mut self.accepting).await;
         loop {
@@ -126,7 +126,7 @@ impl Server {
         }
     }
 
-    /// Cuts every connection, without a word; new ones are still accepted.
+    /// Cuts every connection without a goodbye; new ones are still accepted.
     pub fn cut(&self) {
         let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
         for session in sessions {
@@ -134,11 +134,11 @@ impl Server {
         }
     }
 
-    /// Stops accepting and ends every connection in order, all within `within`; tells the peers
-    /// whether this end will be back at once.
+    /// Stops accepting and closes every connection in order, all within `within`.
+    /// `restart` announces to the peers whether this server returns at once.
     pub async fn close(mut self, within: Duration, restart: bool) {
         self.accepting.abort();
-        // The listener is gone, and its address free, before anything else.
+        // The listener is gone and its address free before the connections close.
         let _ = (&mut self.accepting).await;
         let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
         let closing = sessions.iter().map(|session| async move {
@@ -152,7 +152,7 @@ impl Server {
     }
 }
 
-/// Keeps a session until it is over.
+/// Stores a session until it is over.
 fn keep(sessions: &Sessions, number: u64, session: Session) {
     let session = Arc::new(session);
     lock(sessions).insert(number, Arc::clone(&session));

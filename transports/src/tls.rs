@@ -1,7 +1,7 @@
-//! TLS for `tls://` and `wss://`: certificates in, configurations out.
+//! TLS for `tls://` and `wss://`: certificates and configurations.
 //!
-//! One provider (ring), TLS 1.2 and 1.3, no resumption across processes. A server that is given a
-//! client CA requires a certificate from every client.
+//! It uses one provider (ring), TLS 1.2 and 1.3, and no resumption across processes. A server with a client CA
+//! requires a certificate from every client.
 //!
 //! ```
 //! use box_transports::{
@@ -36,9 +36,9 @@ use tokio_rustls::{TlsConnector, client};
 /// Certificates or a key in PEM form.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
-    /// A file that holds it, read when it is needed.
+    /// Path of a file, which is read on use.
     Path(PathBuf),
-    /// The text itself.
+    /// The PEM text.
     Bytes(Vec<u8>),
 }
 
@@ -50,7 +50,7 @@ impl Pem {
         }
     }
 
-    /// The certificates in it; `what` they are goes into the error.
+    /// Parses the certificates; an error names them as `what`.
     fn certificates(&self, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let pem = self.read()?;
         let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
@@ -65,7 +65,7 @@ impl Pem {
     }
 }
 
-/// Shows where it is, never what it is.
+/// Shows the path, never the content.
 impl fmt::Debug for Pem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -75,7 +75,7 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// Who this end is: a certificate chain, leaf first, and its key.
+/// Identity of this end: a certificate chain, leaf first, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The chain.
@@ -84,43 +84,43 @@ pub struct Identity {
     pub key: Pem,
 }
 
-/// What a listener needs for TLS.
+/// TLS settings of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerTls {
-    /// Who the server is.
+    /// Identity of the server.
     pub identity: Identity,
-    /// If set, every client must show a certificate that one of these authorities signed.
+    /// Client authorities. If set, every client needs a certificate signed by one.
     pub client_ca: Option<Pem>,
 }
 
-/// What a client needs for TLS. The default trusts the system's authorities.
+/// TLS settings of a client. The default trusts the system's authorities.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientTls {
-    /// The authorities to trust, instead of the system's.
+    /// Trusted authorities, instead of the system's.
     pub ca: Option<Pem>,
-    /// Who the client is, for servers that ask.
+    /// Identity of the client, for servers that request one.
     pub identity: Option<Identity>,
-    /// The name the server's certificate must have, instead of the host connected to.
+    /// Expected name in the server's certificate, instead of the host.
     pub server_name: Option<String>,
 }
 
-/// Why TLS cannot be set up. Never holds a key or a path.
+/// Error of the TLS setup. Never contains a key or a path.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file could not be read.
     #[error("a certificate or key file cannot be read: {}", .0.kind())]
     Unreadable(#[source] io::Error),
-    /// A file or text does not hold what it should.
+    /// A file or text does not contain the expected PEM items.
     #[error("no {0} in PEM form where one is expected")]
     NotPem(&'static str),
-    /// The system has no authorities to trust, and none were given.
+    /// The system has no trusted authorities, and none were given.
     #[error("no certificate authorities: the system has none, and none were given")]
     NoAuthorities,
     /// The name of the server is neither a host name nor an address.
     #[error("the server's name is neither a host name nor an address")]
     Name,
-    /// Certificate and key do not fit, or an authority is unusable.
+    /// Certificate and key do not match, or an authority is unusable.
     #[error("unusable certificate or key: {0}")]
     Unusable(String),
 }
@@ -135,12 +135,13 @@ fn unusable(error: impl fmt::Display) -> TlsError {
     TlsError::Unusable(error.to_string())
 }
 
-/// Named at every use, so that no other crate can change it for the whole process.
+/// Returns the crypto provider.
+/// Every use names it, so that no other crate can change it for the whole process.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// A store that trusts these, all of which must be usable.
+/// Creates a store that trusts these authorities; all must be usable.
 fn trusting(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
@@ -150,7 +151,7 @@ fn trusting(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore, 
 }
 
 impl ServerTls {
-    /// The configuration for accepting.
+    /// Returns the configuration for accepting.
     pub(crate) fn config(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
@@ -175,7 +176,7 @@ impl ServerTls {
 }
 
 impl ClientTls {
-    /// The configuration for connecting.
+    /// Returns the configuration for connecting.
     fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let roots = match &self.ca {
             Some(ca) => trusting(ca.certificates("certificate authority")?)?,
@@ -197,7 +198,7 @@ impl ClientTls {
         Ok(Arc::new(config))
     }
 
-    /// Speaks TLS on `stream`, to a server that must prove to be `host`.
+    /// Starts TLS on `stream` with a server that must prove to be `host`.
     pub(crate) async fn connect<S>(&self, stream: S, host: &str) -> io::Result<client::TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -210,10 +211,10 @@ impl ClientTls {
     }
 }
 
-/// A store that trusts what the system trusts.
+/// Creates a store that trusts the system's authorities.
 fn system_roots() -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    // A single broken file in the system's store is no reason to trust nobody.
+    // A single broken file in the system's store must not disable the other authorities.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {
         return Err(TlsError::NoAuthorities);

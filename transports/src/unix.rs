@@ -1,9 +1,10 @@
 //! Unix sockets: newline framing, and a socket file that only its owner can use.
 //!
-//! The file has mode 0600 from its first moment, whatever the umask, and on top of that every peer
-//! must be root, or of our own user in our own user namespace: a guest of a box may have our user's
-//! id, and reach the file in a directory that its box was given. The file of a server that died is
-//! replaced; that of one that lives is not.
+//! The file has mode 0600 from its creation, whatever the umask. In addition, every peer must be root, or have the
+//! same user in the same user namespace as this process. A guest may have the same user id and reach the file in a
+//! directory mounted into its box.
+//!
+//! The listener replaces the file of a dead server, but not that of a live one.
 
 use std::{
     fs,
@@ -29,7 +30,7 @@ use tokio::net::{
 
 use crate::{bytes::Probe, endpoint::ListenError, line::Line, websocket::fill_random};
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait for `accept`.
 const BACKLOG: i32 = 1024;
 
 /// A connection over a Unix socket.
@@ -40,29 +41,29 @@ pub async fn connect(path: impl AsRef<Path>, limits: &Limits) -> Result<Unix, Co
     Ok(over(UnixStream::connect(path).await?, limits))
 }
 
-/// Frames a stream that is connected already, such as one end of a socket pair.
+/// Frames a connected stream, such as one end of a socket pair.
 pub fn over(stream: UnixStream, limits: &Limits) -> Unix {
     let (read, write) = stream.into_split();
     Line::new(read, write, limits).probed_by(Probe::EmptyWrite)
 }
 
-/// The listening socket and its file, which goes with it.
+/// The listening socket and its file, which is removed with it.
 #[derive(Debug)]
 pub(crate) struct UnixListener {
     socket: tokio::net::UnixListener,
     path: PathBuf,
-    /// Device and number of the file, to remove no other one.
+    /// Device and inode of the file, so that the listener removes no other file.
     file: (u64, u64),
 }
 
 impl UnixListener {
-    /// Makes the socket file and listens.
+    /// Creates the socket file and listens.
     pub(crate) fn bind(path: &Path) -> Result<Self, ListenError> {
         let directory = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        // The name it is first bound to may be short enough for the system where this one is not.
+        // The temporary name may fit into a socket address where `path` does not.
         SocketAddrUnix::new(path).map_err(io::Error::from)?;
         let _lock = lock(directory);
         make_way(path)?;
@@ -87,8 +88,8 @@ impl UnixListener {
         }
     }
 
-    /// The next connection and its user, if that is root, or us outside of every box. May be dropped
-    /// while it waits.
+    /// Returns the next connection and its user id. Cancel safe.
+    /// Accepts root, and the own user outside of every box.
     pub(crate) async fn accept(&self) -> io::Result<(UnixStream, u32)> {
         let (stream, _) = self.socket.accept().await?;
         let uid = stream.peer_cred()?.uid();
@@ -110,8 +111,10 @@ impl Drop for UnixListener {
     }
 }
 
-/// Keeps two servers that start at once from taking the same file for stale. Where a directory
-/// cannot be locked, that is the only thing lost.
+/// Locks the directory against a second server that starts at the same time.
+///
+/// Without the lock, both could treat the same file as stale. If the directory cannot be locked, only this protection
+/// is lost.
 fn lock(directory: &Path) -> Option<fs::File> {
     let directory = fs::File::open(directory).ok()?;
     for _ in 0..50 {
@@ -124,19 +127,20 @@ fn lock(directory: &Path) -> Option<fs::File> {
     None
 }
 
-/// Makes sure that nothing of value is at `path`.
+/// Checks that `path` is free or holds a stale socket.
 fn make_way(path: &Path) -> Result<(), ListenError> {
     match fs::symlink_metadata(path) {
         Ok(file) if !file.file_type().is_socket() => Err(ListenError::NotASocket),
         Ok(_) if is_alive(path)? => Err(ListenError::InUse),
-        // A stale one is replaced by the rename, at no moment missing.
+        // The later rename replaces a stale socket atomically.
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether somebody listens at `path`. A full backlog is a sign of life, and not waited for.
+/// Whether a server listens at `path`.
+/// A full backlog also counts as alive, and this function does not wait for it.
 fn is_alive(path: &Path) -> io::Result<bool> {
     let socket = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
@@ -145,7 +149,7 @@ fn is_alive(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// A socket at `path` that nobody could connect to before its mode was set.
+/// Creates a socket at `path` that no peer can reach before its mode is set.
 fn bind_at(path: &Path) -> io::Result<OwnedFd> {
     let socket = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;

@@ -1,4 +1,4 @@
-//! A Unix socket lets in its own user and root, whatever the mode of its file.
+//! A Unix socket accepts its own user and root, whatever the mode of its file.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs::{Permissions, set_permissions};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use box_transports::{Endpoint, ListenOptions};
 use tokio::process::Command;
 
-/// Connects as another user and prints what comes: nothing, for a stranger.
+/// Connects as another user and prints the received data: nothing if refused.
 const STRANGER: &str = "
 import os, socket, sys
 if sys.argv[2] != 'self':
@@ -48,7 +48,7 @@ async fn another_user_is_turned_away_even_if_the_file_lets_it_in() {
         }
     };
 
-    // The control: our own user is let in, and hears nothing because nobody speaks.
+    // Control: the listener accepts its own user, which receives nothing because no peer sends.
     let (accepted, _) = tokio::join!(
         listener.accept(),
         tokio::time::timeout(Duration::from_millis(500), connect("self"))
@@ -58,7 +58,7 @@ async fn another_user_is_turned_away_even_if_the_file_lets_it_in() {
         Some(rustix::process::geteuid().as_raw())
     );
 
-    // Only root can become somebody else to try.
+    // Only root can switch to another user for this test.
     if rustix::process::geteuid().is_root() {
         let heard = tokio::select! {
             accepted = listener.accept() => panic!("a stranger was handed out: {accepted:?}"),

@@ -1,29 +1,30 @@
-//! Text to [`Endpoint`], and words to text.
+//! Parsing of an [`Endpoint`], and formatting of its words.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use super::{Endpoint, HostPort};
 
-/// Why a text is no endpoint. Does not repeat the text: somebody may have put a secret in it.
+/// Error of parsing an endpoint.
+/// It does not repeat the text, which may contain a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// It begins with nothing we know.
+    /// The text begins with no known scheme.
     #[error(
         "not an endpoint; the forms are queue:NAME, stdio:COMMAND ARGS, tcp://HOST:PORT, \
          tls://HOST:PORT, unix:PATH, ws://HOST:PORT/PATH and wss://HOST:PORT/PATH"
     )]
     Scheme,
-    /// Something is missing after the beginning.
+    /// A part after the scheme is missing.
     #[error("the endpoint lacks its {0}")]
     Missing(&'static str),
     /// The port is no number up to 65535.
     #[error("the endpoint's port is not a number from 0 to 65535")]
     Port,
-    /// The host has characters that no host has, or brackets that do not match.
+    /// The host has invalid characters or unbalanced brackets.
     #[error("the endpoint's host is neither a name nor an address; IPv6 is written [::1]:80")]
     Host,
-    /// `user:password@` does not belong here.
+    /// The endpoint contains `user:password@`.
     #[error("an endpoint has no user or password; secrets go into headers")]
     UserInfo,
     /// The path has characters that a path cannot have.
@@ -31,7 +32,7 @@ pub enum EndpointError {
         "the endpoint's path has a query, a fragment, a space or a control character; secrets go into headers"
     )]
     Path,
-    /// A quote that does not end.
+    /// A quote is not closed.
     #[error("the endpoint's command has a quote that does not end")]
     Quote,
 }
@@ -121,8 +122,9 @@ fn host_port(text: &str, default_port: Option<u16>) -> Result<HostPort, Endpoint
     })
 }
 
-/// Splits at spaces. Single quotes keep everything, double quotes all but `\"` and `\\`, a backslash
-/// outside of quotes keeps the next character. Nothing is expanded: there is no shell.
+/// Splits at spaces.
+/// Single quotes keep everything, and double quotes everything but `\"` and `\\`. A backslash outside of quotes keeps
+/// the next character. Nothing is expanded, because no shell is involved.
 fn split_words(text: &str) -> Result<Vec<String>, EndpointError> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -162,7 +164,7 @@ fn split_words(text: &str) -> Result<Vec<String>, EndpointError> {
     Ok(words)
 }
 
-/// Writes words so that [`split_words`] gives them back.
+/// Writes words in the form that [`split_words`] parses.
 pub(super) fn write_words(f: &mut fmt::Formatter<'_>, words: &[String]) -> fmt::Result {
     for (at, word) in words.iter().enumerate() {
         if at > 0 {

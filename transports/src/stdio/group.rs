@@ -1,4 +1,4 @@
-//! A process group that is never left behind, and never mistaken for another one.
+//! Process group of a child: always ended, and never confused with another.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -8,20 +8,20 @@ use std::{
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::{net::unix::pipe, process::Child, sync::watch};
 
-/// How long a group may take to follow a request before the next, ruder one.
+/// Time a group has to react to a request before the next, stronger one.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
-/// A running group, led by a child of ours.
+/// A running group, led by a child of this process.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// The leader, until it is reaped: only so long is its number, which is also the group's,
-    /// certain not to belong to somebody else.
+    /// The leader, until it is reaped.
+    /// The kernel may reuse its process id, which is also the group id, after that.
     leader: Mutex<Option<Pid>>,
     gone: watch::Sender<bool>,
 }
 
 impl Group {
-    /// Takes over `child`, which leads a group of its own, and reaps it whenever it ends.
+    /// Takes over `child`, the leader of its group, and reaps it when it ends.
     pub(super) fn watch(child: Child) -> Arc<Self> {
         let leader = child
             .id()
@@ -43,13 +43,13 @@ impl Group {
     pub(super) fn signal(&self, signal: Signal) {
         let leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(leader) = *leader {
-            // Fails when all of the group is gone, which is what is wanted.
+            // Fails if the whole group is gone, which is the intended state.
             let _ = rustix::process::kill_process_group(leader, signal);
         }
     }
 
-    /// Asks the group to end, with rising force, and returns when its leader is reaped. Closing its
-    /// input was the first request.
+    /// Ends the group with increasing force; returns when its leader is reaped.
+    /// Closing its input was the first request.
     pub(super) async fn end(&self) {
         for signal in [Signal::TERM, Signal::KILL] {
             if self.gone_in_time().await {
@@ -60,7 +60,7 @@ impl Group {
         self.gone_in_time().await;
     }
 
-    /// Whether the leader is reaped within the grace.
+    /// Whether the leader is reaped within the grace period.
     async fn gone_in_time(&self) -> bool {
         let mut gone = self.gone.subscribe();
         tokio::time::timeout(GRACE, gone.wait_for(|gone| *gone))
@@ -68,15 +68,15 @@ impl Group {
             .is_ok()
     }
 
-    /// Kills what is left of the group and forgets its number. Must happen before the leader is
-    /// reaped.
+    /// Kills the rest of the group and forgets its id.
+    /// The caller must do this before it reaps the leader.
     fn bury(&self) {
         self.signal(Signal::KILL);
         *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// Waits for the leader. Dropped with the runtime it buries the group as well.
+/// Waits for the leader. If the async runtime drops it, it kills the group as well.
 struct Reaper {
     child: Child,
     group: Arc<Group>,
@@ -87,8 +87,8 @@ impl Reaper {
         if let Some(leader) = leader {
             wait_for_exit(leader).await;
         }
-        // A leader that cannot be watched without reaping it is reaped first, and the number may
-        // in theory have been given away in between.
+        // Where the kernel cannot watch a leader without reaping it, the leader is reaped first. In theory, the kernel
+        // may reuse the id in between.
         if self.still_runs() {
             let _ = self.child.wait().await;
         }
@@ -97,7 +97,7 @@ impl Reaper {
         self.group.gone.send_replace(true);
     }
 
-    /// Looks without reaping.
+    /// Checks the leader without reaping it.
     fn still_runs(&self) -> bool {
         let leader = self
             .group
@@ -122,12 +122,13 @@ impl Drop for Reaper {
     }
 }
 
-/// Returns when `leader` has ended, without reaping it; or at once where the system cannot say.
+/// Waits until `leader` has ended, without reaping it.
+/// Returns at once if the kernel does not support this.
 async fn wait_for_exit(leader: Pid) {
     let Ok(pidfd) = rustix::process::pidfd_open(leader, PidfdFlags::NONBLOCK) else {
         return;
     };
-    // Tokio has no safe way to wait for an arbitrary descriptor but this one; it is never read.
+    // Tokio offers no other safe way to wait for an arbitrary descriptor. The pidfd is never read.
     if let Ok(pidfd) = pipe::Receiver::from_owned_fd_unchecked(pidfd) {
         let _ = pidfd.readable().await;
     }

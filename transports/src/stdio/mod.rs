@@ -1,11 +1,10 @@
 //! Messages over the standard streams of a process, newline framed.
 //!
-//! [`serve`] is the child's side: it takes the two descriptors for itself and points fd 0 at
-//! nothing and fd 1 at standard error, so that a stray `println!` of any library cannot break the
-//! protocol. [`spawn`] is the parent's side: it starts a command in a process group of its own and
-//! never leaves any of it behind.
+//! [`serve`] is the child's side. It takes both descriptors, points fd 0 at `/dev/null` and fd 1 at standard error. A
+//! stray `println!` of a library therefore cannot break the protocol. [`spawn`] is the parent's side. It starts a
+//! command in a separate process group and always ends the whole group.
 //!
-//! The parent skips lines that are not of the form `{…}` or `[…]`, which some library of the child has printed.
+//! The parent skips lines that are not of the form `{…}` or `[…]`: a library of the child has printed them.
 //!
 //! ```no_run
 //! use box_rpc::{Connection, Limits};

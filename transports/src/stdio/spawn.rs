@@ -1,4 +1,4 @@
-//! The parent's side: a command is started, and its standard streams are the connection.
+//! Parent's side: starts a command and connects to its standard streams.
 
 use std::{collections::VecDeque, process::Stdio as Redirect, sync::Arc};
 
@@ -12,10 +12,9 @@ use crate::line::{Line, LineReceive, LineSend, NoiseCount};
 
 /// A started command, connected by its standard streams.
 ///
-/// It leads a process group of its own. Closing the connection ends the group in steps: its input
-/// is closed; after two seconds it gets `SIGTERM`, after two more `SIGKILL`. Dropping the
-/// connection, or both halves of it, kills the group at once. When the command itself ends,
-/// what it left in its group is killed as well.
+/// It leads a process group. Closing the connection ends the group in steps: it closes the input, sends `SIGTERM`
+/// after two seconds and `SIGKILL` after two more. Dropping the connection, or both halves of it, kills the group at
+/// once. When the command itself ends, the rest of its group is killed as well.
 #[derive(Debug)]
 pub struct Child {
     streams: Line<ChildStdout, ChildStdin>,
@@ -25,19 +24,19 @@ pub struct Child {
 }
 
 impl Child {
-    /// The process id of the command, and of its group.
+    /// Returns the process id of the command, which is also its group id.
     pub fn id(&self) -> Option<u32> {
         self.id
     }
 
-    /// Counts the lines on the command's output that were skipped: they cannot be messages.
+    /// Returns the counter of skipped output lines, which cannot be messages.
     pub fn noise(&self) -> NoiseCount {
         self.noise.clone()
     }
 }
 
-/// Starts `command` with its input and output piped. Its standard error is left as it was set:
-/// inherited, unless the caller chose otherwise. Needs a tokio runtime.
+/// Starts `command` with piped input and output. Needs a tokio runtime.
+/// Its standard error stays as configured; by default the command inherits it.
 pub fn spawn(mut command: Command, limits: &Limits) -> Result<Child, ConnectionError> {
     let mut child = command
         .stdin(Redirect::piped())
@@ -74,7 +73,7 @@ impl Connection for Child {
     }
 }
 
-/// Held by both halves: the last one to go takes the group with it.
+/// Held by both halves; dropping the last one kills the group.
 #[derive(Debug)]
 struct Leash(Arc<Group>);
 
@@ -104,9 +103,9 @@ impl SendHalf for ChildSend {
         self.streams.send_all(messages).await
     }
 
-    /// Returns when the command has ended, which takes a few seconds at the most.
+    /// Returns when the command has ended, which takes at most a few seconds.
     async fn close(&mut self) -> Result<(), ConnectionError> {
-        // A command that does not read its input any more must not hold up its own end.
+        // A command that no longer reads its input must not delay its own end.
         let closed = tokio::time::timeout(GRACE, self.streams.close())
             .await
             .unwrap_or(Err(ConnectionError::Closed));

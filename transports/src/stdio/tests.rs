@@ -23,7 +23,7 @@ fn shell(script: &str) -> Command {
     command
 }
 
-/// Gone, or a zombie that somebody else has to reap.
+/// Whether the process is gone, or a zombie that another process must reap.
 fn is_dead(pid: &str) -> bool {
     let Ok(stat) = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")) else {
         return true;
@@ -44,8 +44,8 @@ async fn dies(pid: &str) -> bool {
     false
 }
 
-/// Starts a command that ignores `SIGTERM` and the end of its input, as does its child; gives the
-/// process ids of both.
+/// Starts a command that ignores `SIGTERM` and the end of its input.
+/// Its child does the same. Returns the process ids of both.
 async fn stubborn() -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>, String, String) {
     let script = r#"trap "" TERM; (trap "" TERM; while :; do sleep 1000; done) & echo "[$$,$!]"; while :; do sleep 1000; done"#;
     let child = spawn(shell(script), &Limits::default()).unwrap();
@@ -114,8 +114,8 @@ async fn a_command_that_does_not_exist_is_an_error() {
     assert!(matches!(outcome, Err(ConnectionError::Io(_))));
 }
 
-/// What a reader makes of `text` if `bytes` of it come every five seconds: the lengths of the messages,
-/// or why there were no more.
+/// Feeds `text` to a reader, `bytes` of it every five seconds.
+/// Returns the lengths of the messages, or the error that ended them.
 async fn trickled(text: String, bytes: usize) -> Result<Vec<usize>, ConnectionError> {
     let (near, mut far) = tokio::io::duplex(1 << 20);
     let mut lines = Line::new(near, tokio::io::sink(), &Limits::default());
@@ -130,7 +130,7 @@ async fn trickled(text: String, bytes: usize) -> Result<Vec<usize>, ConnectionEr
     let reader = async {
         let mut lengths = Vec::new();
         loop {
-            // As the engine does: first what is here already.
+            // Like the engine, takes messages that are ready first.
             let received = match receive.receive_ready() {
                 Some(ready) => Ok(Some(ready)),
                 None => receive.receive().await,
@@ -157,13 +157,13 @@ async fn each_line_of_noise_has_its_own_time() {
     assert!(begun.elapsed() > Limits::default().frame * 5);
 }
 
-/// Set for the process that plays the child in the tests below.
+/// Set in the process that acts as the child in the tests below.
 const CHILD: &str = "BOX_TRANSPORTS_TEST_CHILD";
 
-/// What a test below does in the process that it starts.
+/// Code of the child process of a test below.
 async fn play_the_child() {
     let (mut send, mut receive) = halves(serve(&Limits::default()).unwrap());
-    // As a careless library would.
+    // Simulates a careless library.
     println!("{{\"stray\":\"print\"}}");
     let mut left = String::new();
     std::io::stdin().read_line(&mut left).unwrap();
@@ -177,7 +177,7 @@ async fn play_the_child() {
     std::process::exit(0);
 }
 
-/// This binary, to run the named test of this file again, as the child.
+/// Command that runs the named test of this file again, as the child.
 fn child_of(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command

@@ -1,7 +1,7 @@
-//! Standard streams that cannot be waited for (a terminal, a regular file): one plain thread each.
+//! Standard streams that cannot be polled (terminal, regular file): a thread each.
 //!
-//! The threads are not the runtime's: a read of a terminal cannot be interrupted, and must not hold
-//! up the end of the program.
+//! The threads do not belong to the async runtime. A read of a terminal cannot be interrupted, and must not delay the
+//! end of the program.
 
 use std::{
     fs::File,
@@ -13,10 +13,10 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes that may wait between the thread and the task.
+/// Maximum bytes buffered between the thread and the task.
 const CAPACITY: usize = 64 * 1024;
 
-/// Bytes between a thread that blocks and a task that does not.
+/// Buffer between a blocking thread and an async task.
 #[derive(Debug, Default)]
 struct Pipe {
     state: Mutex<State>,
@@ -27,9 +27,9 @@ struct Pipe {
 #[derive(Debug, Default)]
 struct State {
     bytes: Vec<u8>,
-    /// The thread is writing what it took.
+    /// Whether the thread is writing the bytes it took.
     busy: bool,
-    /// No more bytes come in, or nobody wants them.
+    /// Whether no more bytes come in, or the reader is gone.
     ended: bool,
     failed: Option<io::ErrorKind>,
     task: Option<Waker>,
@@ -40,14 +40,14 @@ impl Pipe {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread waits until `ready` holds.
+    /// Blocks the thread until `ready` holds.
     fn wait_until(&self, ready: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
         self.changed
             .wait_while(self.state(), |state| !ready(state))
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread changes something the task may wait for.
+    /// Changes the state from the thread and wakes the task.
     fn tell_task(mut state: MutexGuard<'_, State>, change: impl FnOnce(&mut State)) {
         change(&mut state);
         let task = state.task.take();
@@ -57,7 +57,7 @@ impl Pipe {
         }
     }
 
-    /// The task changes something the thread may wait for.
+    /// Changes the state from the task and wakes the thread.
     fn tell_thread(&self, mut state: MutexGuard<'_, State>, change: impl FnOnce(&mut State)) {
         change(&mut state);
         drop(state);

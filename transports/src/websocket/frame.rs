@@ -1,11 +1,11 @@
-//! The frame of RFC 6455: header in, header out, masking.
+//! Frames of RFC 6455: reading and writing headers, masking.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Longest payload of a control frame.
+/// Maximum payload of a control frame.
 pub(super) const CONTROL_BYTES: usize = 125;
 
-/// What a frame is.
+/// Type of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Opcode {
     Continuation = 0,
@@ -16,17 +16,17 @@ pub(super) enum Opcode {
     Pong = 10,
 }
 
-/// Why the peer's frames cannot be read on, and the status that tells it so.
+/// Protocol violation of the peer, with the close status to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Violation {
-    /// The status of the close frame.
+    /// Status of the close frame.
     pub(super) status: u16,
-    /// What was wrong, in words of ours only.
+    /// Description of the fault; contains no data of the peer.
     pub(super) reason: &'static str,
 }
 
 impl Violation {
-    /// A breach of the protocol.
+    /// Creates a protocol error.
     pub(super) const fn protocol(reason: &'static str) -> Self {
         Self {
             status: 1002,
@@ -35,20 +35,20 @@ impl Violation {
     }
 }
 
-/// A frame's header.
+/// Header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// The last frame of its message.
+    /// Whether this is the last frame of its message.
     pub(super) last: bool,
     pub(super) opcode: Opcode,
     pub(super) mask: Option<[u8; 4]>,
-    /// Bytes of the payload.
+    /// Payload length in bytes.
     pub(super) length: u64,
 }
 
 impl Header {
-    /// Reads a header from the beginning of `bytes`, with its own length; `None` if it is not all
-    /// there yet.
+    /// Reads a header from the beginning of `bytes`, and returns its length.
+    /// Returns `None` if the header is incomplete.
     pub(super) fn read(bytes: &[u8]) -> Result<Option<(Self, usize)>, Violation> {
         let &[first, second, ref rest @ ..] = bytes else {
             return Ok(None);
@@ -103,7 +103,7 @@ impl Header {
         Ok(Some((header, size)))
     }
 
-    /// The header of a whole message or control frame.
+    /// Creates the header of an unfragmented message or control frame.
     pub(super) fn whole(opcode: Opcode, length: usize, mask: Option<[u8; 4]>) -> Self {
         Self {
             last: true,
@@ -113,7 +113,7 @@ impl Header {
         }
     }
 
-    /// Writes the header at the end of `out`.
+    /// Appends the header to `out`.
     pub(super) fn write(self, out: &mut Vec<u8>) {
         let masked = if self.mask.is_some() { 0x80 } else { 0 };
         out.push((if self.last { 0x80 } else { 0 }) | self.opcode as u8);
@@ -132,7 +132,7 @@ impl Header {
     }
 }
 
-/// Masks or unmasks `bytes`, of which the first is byte number `at` of its payload.
+/// Masks or unmasks `bytes`, starting at payload offset `at`.
 pub(super) fn apply_mask(bytes: &mut [u8], mut mask: [u8; 4], at: usize) {
     mask.rotate_left(at % 4);
     let [a, b, c, d] = mask;
@@ -146,15 +146,15 @@ pub(super) fn apply_mask(bytes: &mut [u8], mut mask: [u8; 4], at: usize) {
     }
 }
 
-/// Random masks for a client's frames, fetched from the system many at a time: they must not be
-/// guessable by whoever chooses the payload.
+/// Random masks for the frames of a client.
+/// It fetches many at a time from the kernel. An attacker who chooses the payload must not be able to guess them.
 #[derive(Debug, Default)]
 pub(super) struct Masks {
     pool: Vec<[u8; 4]>,
 }
 
 impl Masks {
-    /// A mask that was never used.
+    /// Returns an unused mask.
     pub(super) fn next(&mut self) -> std::io::Result<[u8; 4]> {
         if let Some(mask) = self.pool.pop() {
             return Ok(mask);
@@ -169,7 +169,7 @@ impl Masks {
     }
 }
 
-/// Fills `bytes` with randomness of the system.
+/// Fills `bytes` with random bytes of the kernel.
 pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {

@@ -1,4 +1,4 @@
-//! Who may upgrade: the check of a request before it becomes a connection.
+//! Check of an upgrade request before it becomes a connection.
 
 use std::fmt;
 
@@ -17,23 +17,24 @@ impl<'a> UpgradeRequest<'a> {
         Self { path, headers }
     }
 
-    /// The path that was asked for, without its query.
+    /// Returns the requested path, without its query.
     pub fn path(&self) -> &'a str {
         self.path.split('?').next().unwrap_or_default()
     }
 
-    /// The first header of this name, if it is text. Names are compared without case.
+    /// Returns the first header of this name, if it is text.
+    /// Names are compared case-insensitively.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.all(name).next()
     }
 
-    /// How often a header of this name occurs, text or not.
+    /// Returns the number of headers of this name, text or not.
     pub fn count(&self, name: &str) -> usize {
         let named = |header: &&Header<'_>| header.name.eq_ignore_ascii_case(name);
         self.headers.iter().filter(named).count()
     }
 
-    /// Every header of this name that is text.
+    /// Returns every header of this name that is text.
     fn all(&self, name: &str) -> impl Iterator<Item = &'a str> {
         self.headers
             .iter()
@@ -42,7 +43,7 @@ impl<'a> UpgradeRequest<'a> {
             .map(str::trim)
     }
 
-    /// Whether a comma-separated header of this name lists `token`, without regard to case.
+    /// Whether a comma-separated header lists `token`, case-insensitively.
     pub(super) fn lists(&self, name: &str, token: &str) -> bool {
         self.all(name)
             .flat_map(|value| value.split(','))
@@ -50,24 +51,24 @@ impl<'a> UpgradeRequest<'a> {
     }
 }
 
-/// A request that does not become a connection.
+/// Refusal of an upgrade request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("upgrade refused with status {status}: {reason}")]
 pub struct Refusal {
-    /// The HTTP status of the answer.
+    /// HTTP status of the answer.
     pub status: u16,
-    /// The text of the answer. Never put a secret here.
+    /// Text of the answer. It must not contain a secret.
     pub reason: &'static str,
 }
 
 impl Refusal {
-    /// A refusal with this status and text.
+    /// Creates a refusal with this status and text.
     pub const fn new(status: u16, reason: &'static str) -> Self {
         Self { status, reason }
     }
 }
 
-/// Decides about requests. Implemented by [`Gate`] and by every fitting closure.
+/// Decides about requests. Implemented by [`Gate`] and by matching closures.
 ///
 /// ```
 /// use box_transports::websocket::{Admit, Refusal, UpgradeRequest};
@@ -79,7 +80,7 @@ impl Refusal {
 /// let _: &dyn Admit = &only_known;
 /// ```
 pub trait Admit: Send + Sync {
-    /// Lets the request pass, or says why not.
+    /// Admits the request, or returns the refusal.
     fn admit(&self, request: &UpgradeRequest<'_>) -> Result<(), Refusal>;
 }
 
@@ -92,12 +93,11 @@ where
     }
 }
 
-/// The usual check. As it is made, it lets in every program and no browser page.
+/// The default check: it admits every program and no browser page.
 ///
-/// A browser sends `Origin` with every upgrade and cannot be told not to, so a page that somebody
-/// visits is recognised; [`origins`](Self::origins) names the pages that may. A page that has made
-/// its own name point at this machine sends that name as `Host`; [`hosts`](Self::hosts), if
-/// there are any, names those that are ours.
+/// A browser sends `Origin` with every upgrade and a page cannot prevent that. The gate therefore recognises pages,
+/// and [`origins`](Self::origins) lists the allowed ones. In a DNS rebinding attack the page sends its own name as
+/// `Host`; [`hosts`](Self::hosts), if set, lists the accepted names.
 ///
 /// ```
 /// use box_transports::websocket::Gate;
@@ -116,28 +116,29 @@ pub struct Gate {
     token: Option<String>,
 }
 
-/// The paths of a gate that was given none.
+/// Default paths of a gate.
 const PATHS: [&str; 2] = ["/rpc/ws", "/"];
 
 impl Gate {
-    /// The check as described above.
+    /// Creates the default check.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Paths that are served, instead of `/rpc/ws` and `/`.
+    /// Sets the served paths, instead of `/rpc/ws` and `/`.
     pub fn paths<I: IntoIterator<Item = S>, S: Into<String>>(mut self, paths: I) -> Self {
         self.paths = paths.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Pages that may connect, as browsers write them: `https://console.example.org`.
+    /// Sets the pages that may connect, as browsers write them.
+    /// Example: `https://console.example.org`.
     pub fn origins<I: IntoIterator<Item = S>, S: Into<String>>(mut self, origins: I) -> Self {
         self.origins = origins.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Values of `Host` that are accepted; one without a port is accepted with any.
+    /// Sets the accepted values of `Host`; one without a port matches any port.
     pub fn hosts<I: IntoIterator<Item = S>, S: Into<String>>(mut self, hosts: I) -> Self {
         self.hosts = hosts.into_iter().map(Into::into).collect();
         self
@@ -149,7 +150,8 @@ impl Gate {
         self
     }
 
-    /// Compares in constant time: how much of a guess is right must not show.
+    /// Whether the request carries the token.
+    /// Compares in constant time, so that timing does not reveal how much of a guess is right.
     fn carries_token(&self, request: &UpgradeRequest<'_>) -> bool {
         let Some(token) = &self.token else {
             return true;
@@ -163,12 +165,12 @@ impl Gate {
     }
 }
 
-/// Whether a `Host` is one of ours, or that and a port.
+/// Whether `host` equals `ours`, with or without a port.
 pub fn is_host(ours: &str, host: &str) -> bool {
     let (Some(name), Some(rest)) = (host.get(..ours.len()), host.get(ours.len()..)) else {
         return false;
     };
-    // The last group of an address without brackets is no port.
+    // The last group of an IPv6 address without brackets is no port.
     let bare = ours.contains(':') && !ours.ends_with(']');
     let port = rest.strip_prefix(':').unwrap_or_default();
     let only_port = !bare && !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,14 +1,13 @@
-//! Websockets: one text message of RFC 6455 for each message.
+//! Websockets: one RFC 6455 text message per message.
 //!
-//! The frames are our own and not a library's for three reasons: a message beyond the limit is
-//! skipped in constant memory and the connection lives on, which the libraries end; a whole batch
-//! goes out in one write; and a message costs one allocation.
+//! This module implements the frames itself for three reasons. It skips an oversized message in constant memory and
+//! keeps the connection, where the libraries close it. It sends a whole batch in one write. It needs one allocation
+//! per message.
 //!
-//! Messages are sent unfragmented and received in up to 4096 fragments. Pings are answered. A
-//! binary message, a text that is not UTF-8 and every breach of the protocol close the connection
-//! with the fitting status. No extension is ever agreed on. Closing sends a close frame; what the
-//! peer sends before its own still arrives, so both directions can end on their own as they do on
-//! every other transport.
+//! It sends messages unfragmented and accepts up to 4096 fragments. It answers pings. A binary message, a text that is
+//! not UTF-8 or a protocol violation closes the connection with the matching status. It never negotiates an extension.
+//! Closing sends a close frame; messages that the peer sends before its own close frame still arrive. Each direction
+//! can therefore end separately, as on every other transport.
 //!
 //! Reading order: this file, `frame`, `sender`, `receiver`, `handshake`, `gate`.
 
@@ -50,12 +49,12 @@ pub use self::{
     sender::Pinger,
 };
 
-/// Which end of a websocket this is. The two are framed differently: a client masks.
+/// The end of a websocket. Only a client masks its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The end that asked for the upgrade.
+    /// The end that requested the upgrade.
     Client,
-    /// The end that granted it.
+    /// The end that accepted it.
     Server,
 }
 
@@ -79,20 +78,21 @@ where
         }
     }
 
-    /// Closes with the status that stands there when it is closed, instead of 1000: a server that goes away says so.
+    /// Closes with the current value of `status` instead of 1000.
+    /// A server that shuts down uses this to say so.
     pub fn closing_with(mut self, status: Arc<AtomicU16>) -> Self {
         self.send.status = Some(status);
         self
     }
 
-    /// What asks this connection's peer for signs of life.
+    /// Returns a handle that pings the peer of this connection.
     pub fn pinger(&self) -> Pinger<W> {
         Pinger {
             writer: Arc::clone(&self.send.writer),
         }
     }
 
-    /// Serves the upgrade on a fresh stream, holding a place among a listener's connections.
+    /// Serves the upgrade on a new stream, holding a place in a listener.
     pub(crate) async fn accept_in_place(
         read: R,
         write: W,
@@ -106,7 +106,7 @@ where
         Ok(Self::new(intake, outbox, Role::Server, limits))
     }
 
-    /// Asks for the upgrade on a fresh stream.
+    /// Requests the upgrade on a new stream.
     pub(crate) async fn ask(
         read: R,
         write: W,
@@ -134,8 +134,8 @@ where
 
 /// Serves the upgrade on an accepted TCP stream, if `gate` admits the request.
 ///
-/// [`Gate::new`] is the gate to begin with: the paths `/rpc/ws` and `/`, no browser pages. The
-/// caller bounds the time; a client may take as long as it likes to ask.
+/// [`Gate::new`] is the default gate: the paths `/rpc/ws` and `/`, no browser pages. The caller sets the timeout;
+/// without one, a client may delay its request indefinitely.
 pub async fn accept(
     stream: TcpStream,
     limits: &Limits,
@@ -146,10 +146,10 @@ pub async fn accept(
     WebSocket::accept_in_place(read, write, limits, gate, &Place::default()).await
 }
 
-/// Takes over a stream on which an HTTP server, or client, has done the upgrade.
+/// Wraps a stream on which an HTTP server or client has done the upgrade.
 ///
-/// Whoever did it has checked `Origin`, `Host` and `Authorization` ([`accept_key`] gives the key to
-/// answer with), and hands over every byte that came after the request.
+/// The HTTP side must have checked `Origin`, `Host` and `Authorization` ([`accept_key`] gives the key for the answer).
+/// It passes every byte that came after the request.
 pub fn from_upgraded<S>(
     stream: S,
     role: Role,
@@ -164,7 +164,8 @@ where
     WebSocket::new(intake, outbox, role, limits)
 }
 
-/// Connects to `ws://HOST:PORT/PATH` or `wss://HOST:PORT/PATH` with these extra headers.
+/// Connects to `ws://HOST:PORT/PATH` or `wss://HOST:PORT/PATH`.
+/// Adds `headers` to the request.
 pub async fn connect(
     url: &str,
     headers: &[(String, String)],

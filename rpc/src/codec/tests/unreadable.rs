@@ -1,4 +1,4 @@
-//! Messages that cannot be read: which fault each is, and what is still known of it.
+//! Unreadable messages: the fault of each, and the parts that are still known.
 
 use super::*;
 
