@@ -1,5 +1,6 @@
-//! The trail of decisions: one line each, for whoever keeps the log. No values of variables, and
-//! command texts only where configuration asks for them.
+//! Audit log of decisions, one line each.
+//!
+//! It never contains values of environment variables, and contains commands only if the configuration enables them.
 
 use box_protocol::{Adjusted, BoxError, BoxExecutionResult, BoxId, Env};
 use box_rpc::Caller;
@@ -7,15 +8,15 @@ use box_rpc::Caller;
 use crate::policy::Decision;
 use crate::service::Rules;
 
-/// Whose call it is.
+/// Origin of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) query_id: Option<String>,
-    /// The owner of what comes of it.
+    /// The caller, which owns the results of the call.
     pub(crate) caller: Caller,
 }
 
-/// A command that is about to start in a box that exists.
+/// A command about to start in an existing box.
 pub(crate) struct Starting<'a> {
     pub(crate) box_id: &'a BoxId,
     pub(crate) timeout_ms: Option<u64>,
@@ -24,7 +25,7 @@ pub(crate) struct Starting<'a> {
     pub(crate) text: &'a str,
 }
 
-/// A command was allowed to start.
+/// Logs that a command was allowed to start.
 pub(crate) fn starting(action: &str, origin: &Origin, start: &Starting<'_>, rules: &Rules) {
     tracing::info!(
         target: "box_service::audit",
@@ -40,7 +41,7 @@ pub(crate) fn starting(action: &str, origin: &Origin, start: &Starting<'_>, rule
     );
 }
 
-/// A request was allowed, as this, with this command.
+/// Logs that a request was allowed, with the decided spec and command.
 pub(crate) fn allowed(
     action: &str,
     origin: &Origin,
@@ -68,7 +69,7 @@ pub(crate) fn allowed(
     );
 }
 
-/// A request failed, or was refused.
+/// Logs that a request failed or was refused.
 pub(crate) fn failed(action: &str, origin: &Origin, error: &BoxError) {
     tracing::warn!(
         target: "box_service::audit",
@@ -81,7 +82,7 @@ pub(crate) fn failed(action: &str, origin: &Origin, error: &BoxError) {
     );
 }
 
-/// A command came to its end.
+/// Logs the end of a command.
 pub(crate) fn finished(origin: &Origin, result: &BoxExecutionResult) {
     tracing::info!(
         target: "box_service::audit",

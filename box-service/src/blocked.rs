@@ -1,14 +1,14 @@
-//! Places of the host that are never mounted, or only where a root says so expressly.
+//! Host paths that are never mounted, or only if a root names them.
 
 use std::path::{Path, PathBuf};
 
-/// Never, whatever the roots say: what is below speaks for the kernel.
+/// Always blocked, whatever the roots: these paths control the kernel.
 const NEVER: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Only below a root that itself lies here: a wider root is not meant to include them.
+/// Blocked unless a root lies inside: a wider root is not meant to include them.
 const UNLESS_NAMED: [&str; 5] = ["/etc", "/root", "/boot", "/run", "/var/run"];
 
-/// Sockets whose owner obeys whoever reaches them.
+/// Control sockets: their servers obey every process that can connect.
 const CONTROL_SOCKETS: [&str; 5] = [
     "docker.sock",
     "containerd.sock",
@@ -17,7 +17,7 @@ const CONTROL_SOCKETS: [&str; 5] = [
     "buildkitd.sock",
 ];
 
-/// Directories in which such sockets are kept.
+/// Directories that contain such sockets.
 const SOCKET_DIRECTORIES: [&str; 8] = [
     "/run",
     "/run/containerd",
@@ -29,7 +29,8 @@ const SOCKET_DIRECTORIES: [&str; 8] = [
     "/var/run/podman",
 ];
 
-/// Whether this real path must not be mounted, where these roots are allowed and these paths are the server's own.
+/// Whether this resolved path must not be mounted.
+/// `roots` are the allowed roots; `private` are the paths of the server itself.
 pub fn is_blocked(real: &Path, roots: &[PathBuf], private: &[PathBuf]) -> bool {
     NEVER.iter().any(|place| real.starts_with(place))
         || reaches_private(real, roots, private)
@@ -42,9 +43,10 @@ pub fn is_blocked(real: &Path, roots: &[PathBuf], private: &[PathBuf]) -> bool {
         })
 }
 
-/// Whether it holds one of the server's own paths, or lies inside of one and below no root that does, too.
+/// Whether it contains a private path of the server, or lies inside one.
+/// A path inside is allowed below a root that also lies inside.
 ///
-/// A guest may have the same user id as the server, whose keys and sockets are there.
+/// A guest may have the same user id as the server, and these paths contain keys and sockets.
 pub(crate) fn reaches_private(real: &Path, roots: &[PathBuf], private: &[PathBuf]) -> bool {
     private.iter().any(|own| {
         let named = |root: &PathBuf| root != own && root.starts_with(own) && real.starts_with(root);
@@ -52,14 +54,15 @@ pub(crate) fn reaches_private(real: &Path, roots: &[PathBuf], private: &[PathBuf
     })
 }
 
-/// Whether it is inside of the home directory of root, which only root can read. The directory itself is not.
+/// Whether it lies inside the home directory of root, which only root can read.
+/// The directory itself does not count.
 pub(crate) fn is_in_home_of_root(real: &Path) -> bool {
     let inside = real.strip_prefix("/root");
     inside.is_ok_and(|inside| inside.components().next().is_some()) && !reaches_control_socket(real)
 }
 
-/// Whether it is a control socket, or a directory in or above which one is usually kept. `/` is above
-/// them all.
+/// Whether it is a control socket, or a directory that usually contains one.
+/// Directories above count as well, so `/` always does.
 fn reaches_control_socket(real: &Path) -> bool {
     let named = real
         .file_name()
@@ -72,7 +75,8 @@ fn reaches_control_socket(real: &Path) -> bool {
         || is_user_run_directory(real)
 }
 
-/// `/run/user/<number>`, where a user's own podman and docker listen, and what is right above.
+/// Whether it is `/run/user/<number>` or directly above it.
+/// The rootless podman and docker of a user listen there.
 fn is_user_run_directory(real: &Path) -> bool {
     let Ok(below) = real.strip_prefix("/run/user") else {
         return false;
@@ -152,7 +156,7 @@ mod tests {
         assert!(!blocked("/etc/box", &["/etc/box"]));
         assert!(!blocked("/root/jobs/a", &["/root/jobs"]));
         assert!(!blocked("/run/user/1000/box", &["/run/user/1000/box"]));
-        // Of two roots, the one that names it must also hold it.
+        // Of two roots, the one that names the path must also contain it.
         assert!(blocked("/etc/ssh", &["/", "/etc/box"]));
     }
 

@@ -1,4 +1,4 @@
-//! How a runtime is reached: through the contract, over a connection of a [`Connector`](crate::Connector).
+//! Client of a runtime, over a connection of a [`Connector`](crate::Connector).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +9,19 @@ use box_transports::link::{Link, Remote};
 use futures::StreamExt as _;
 use serde_json::value::RawValue;
 
-/// A client of a runtime. Cheap to clone. The owner of the connection ends it, whatever clones there are.
+/// A client of a runtime. Cheap to clone.
+/// Only the owner of the connection ends it, even while clones exist.
 #[derive(Debug, Clone)]
 pub struct RuntimeClient(Remote);
 
-/// One connection: in process, or over any transport.
+/// Uses one connection: in process, or over any transport.
 impl From<Peer> for RuntimeClient {
     fn from(peer: Peer) -> Self {
         Self(Remote::Peer(peer))
     }
 }
 
-/// A link that reconnects, until its owner [closes](Link::close) it.
+/// Uses a link that reconnects until its owner [closes](Link::close) it.
 impl From<&Arc<Link>> for RuntimeClient {
     fn from(link: &Arc<Link>) -> Self {
         Self(Remote::Link(Arc::clone(link)))
@@ -28,7 +29,7 @@ impl From<&Arc<Link>> for RuntimeClient {
 }
 
 impl RuntimeClient {
-    /// The runtime, if there is a connection now.
+    /// Returns the peer of the current connection, if connected.
     pub fn peer(&self) -> Result<Peer, BoxError> {
         Ok(self.0.peer()?)
     }
@@ -43,7 +44,7 @@ impl RuntimeClient {
         Ok(self.peer()?.call::<A>(params).await?)
     }
 
-    /// Calls the runtime, and gives it so much time.
+    /// Calls the runtime with a timeout.
     pub async fn call_within<A: Action>(
         &self,
         params: &A::Params,
@@ -53,10 +54,10 @@ impl RuntimeClient {
         Ok(peer.request::<A>(params).deadline(within).call().await?)
     }
 
-    /// Passes a call on, with its deadline, its context and its chunks, as they come.
+    /// Forwards a call with its deadline and context, and its chunks as they come.
     ///
-    /// The request key stays behind: it was this side's to remember, and the runtime would take the
-    /// keys of different callers for those of one. The turn is over when the call is on its way.
+    /// It drops the request key, because this side has stored it. The runtime would treat the keys of different
+    /// callers as those of one. The turn ends once the call is sent.
     pub(crate) async fn forward<A: Action>(
         &self,
         params: &A::Params,

@@ -1,4 +1,4 @@
-//! What an operator says about the policy layer.
+//! Configuration of the policy layer.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,56 +13,56 @@ use crate::quota::DEFAULT_MAX_WORKSPACE_ENTRIES;
 use crate::session_id::DEFAULT_SESSION_ID_TEMPLATE;
 use crate::truncate::DEFAULT_OUTPUT_LIMIT_CHARS;
 
-/// The configuration of a [`BoxService`](crate::BoxService). Members it does not know are passed over:
-/// the section it is read from also configures others.
+/// Configuration of a [`BoxService`](crate::BoxService).
+/// It ignores unknown members, because its section also configures other components.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct ServiceConfig {
-    /// Whether boxes are offered at all.
+    /// Whether the service offers boxes at all.
     pub enabled: bool,
-    /// The profile in use, built in or one of `profiles`.
+    /// Name of the active profile, built in or one of `profiles`.
     pub profile: String,
-    /// Profiles beside the built-in ones. One with a built-in's name takes its place.
+    /// Additional profiles. One with the name of a built-in profile replaces it.
     pub profiles: Vec<BoxProfile>,
-    /// One directory for everything that is shared with boxes. Unless said otherwise, its
-    /// subdirectory `default` is the default workspace, and it is the only allowed root.
+    /// Directory that contains everything shared with boxes.
+    /// By default, its subdirectory `default` is the default workspace, and it is the only allowed root.
     #[serde(deserialize_with = "path")]
     pub shared_host_root: Option<PathBuf>,
-    /// The directories below which host paths may be mounted: a list, or a text with commas. None
-    /// means that none may.
+    /// Directories below which host paths may be mounted.
+    /// A list, or a text with commas. If empty, no host path may be mounted.
     #[serde(deserialize_with = "path_list")]
     pub allowed_host_mount_roots: Vec<PathBuf>,
-    /// The workspace of a box that names none; created on initialise.
+    /// Workspace of a box that names none; the service creates it on `initialize`.
     #[serde(deserialize_with = "path")]
     pub default_host_workspace: Option<PathBuf>,
-    /// What single callers may mount, by the names of their tokens, in place of the two above.
+    /// Mounts of single callers, by token name, instead of the two fields above.
     pub tokens: BTreeMap<String, CallerMounts>,
-    /// Whether the user this process runs as may mount every directory that this user can read, apart from the
-    /// blocked ones. That user is the caller without a token.
+    /// Whether the user of this process may mount every directory it can read.
+    /// Blocked directories stay excluded. That user is the caller without a token.
     #[serde(skip)]
     pub owner_mounts: bool,
-    /// Paths of the server's own: its state directory, its token file, its key. A directory that holds one of them is
-    /// mounted for no caller.
+    /// Private paths of the server: its state directory, token file and key.
+    /// No caller can mount a directory that contains one of them.
     #[serde(skip)]
     pub private: Vec<PathBuf>,
-    /// Takes the place of the profile's `workspace_quota_mb`. To take it out of the caller's hands,
-    /// lock it in a profile.
+    /// Overrides the `workspace_quota_mb` of the profile.
+    /// To keep callers from changing it, lock it in a profile.
     pub workspace_quota_mb: Option<u64>,
-    /// The most entries a workspace with a quota may have.
+    /// Maximum number of entries of a workspace with a quota.
     pub max_workspace_entries: u64,
-    /// The longest output of a stream in characters; 0 for no limit.
+    /// Maximum output of a stream in characters; 0 for no limit.
     pub output_limit_chars: usize,
-    /// How a box is named whose caller does not, from what is known of the query.
+    /// Template for the name of a box, used if the caller names none.
     pub session_id_template: String,
-    /// Whether host paths mean the same here and at the runtime. If not, they are compared as text,
-    /// and neither looked at nor counted.
+    /// Whether host paths mean the same here and at the runtime.
+    /// If not, the service compares them as text, and neither resolves nor counts them.
     pub shared_filesystem: bool,
-    /// Whether command texts go into the log. They may hold secrets.
+    /// Whether the log contains commands, which may contain secrets.
     pub log_commands: bool,
 }
 
-/// What one caller may mount.
+/// Mounts of one caller.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CallerMounts {
@@ -97,7 +97,7 @@ impl Default for ServiceConfig {
 }
 
 impl ServiceConfig {
-    /// What follows for requests. Looks up where the configured directories really are.
+    /// Builds the policy. Resolves the configured directories.
     pub(crate) fn policy(&self) -> Result<Policy, BoxError> {
         let mut profile = self.chosen_profile()?;
         if let Some(quota) = self.workspace_quota_mb {
@@ -137,7 +137,7 @@ impl ServiceConfig {
         })
     }
 
-    /// The policies of callers who have one of their own, by name.
+    /// Builds the policies of callers that have a separate one, by name.
     pub(crate) fn policies(&self, all: &Policy) -> Result<BTreeMap<String, Policy>, BoxError> {
         let real = |field, path: &PathBuf| paths::configured(field, path, self.shared_filesystem);
         let mut policies = BTreeMap::new();
@@ -189,7 +189,7 @@ impl ServiceConfig {
     }
 }
 
-/// A path; an empty text, which is how some files write "not set", is none.
+/// Deserializes a path; an empty text means not set.
 fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     Ok(text.as_deref().and_then(filled))

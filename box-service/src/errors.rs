@@ -1,4 +1,4 @@
-//! The last errors, for people who ask what went wrong.
+//! Recent errors, for diagnosis.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use box_rpc::Caller;
 
 use crate::audit::Origin;
 
-/// How many errors are remembered.
+/// Maximum number of stored errors.
 pub const RECENT_ERRORS: usize = 50;
 
 /// The last [`RECENT_ERRORS`] errors, oldest first.
@@ -19,11 +19,11 @@ pub(crate) struct ErrorRing(Mutex<VecDeque<(Caller, RecentError)>>);
 
 impl ErrorRing {
     fn errors(&self) -> MutexGuard<'_, VecDeque<(Caller, RecentError)>> {
-        // Nothing that could panic half way runs under the lock.
+        // Nothing that can panic half way runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers an error, and forgets the oldest if there are too many.
+    /// Stores an error and drops the oldest above the limit.
     pub(crate) fn record(&self, error: &BoxError, origin: &Origin) {
         let error = RecentError {
             timestamp: UnixMs::now(),
@@ -38,7 +38,7 @@ impl ErrorRing {
         errors.push_back((origin.caller.clone(), error));
     }
 
-    /// A copy of those that are this caller's; [`Caller::Local`] sees all.
+    /// Returns a copy of the errors of this caller; [`Caller::Local`] sees all.
     pub(crate) fn seen_by(&self, caller: &Caller) -> Vec<RecentError> {
         let errors = self.errors();
         let seen = errors
@@ -48,7 +48,7 @@ impl ErrorRing {
     }
 }
 
-/// The name of the exception that an agent's tools know for this error.
+/// Returns the exception name that an agent's tools use for this error.
 fn class_of(error: &BoxError) -> &'static str {
     if error.written_wrongly() == Some(Fault::UnknownAction) {
         return "ValueError";

@@ -1,4 +1,4 @@
-//! The tool surface, and the requests that policy decides about before they go to the runtime.
+//! Tool interface, and requests that need a policy decision first.
 
 use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxExecParams, BoxUpdate, BoxUpdateParams,
@@ -15,15 +15,16 @@ use crate::service::{BoxService, Rules, blocking};
 use crate::session_id::Query;
 use crate::status::ToolResult;
 
-/// The image of a tool's box where neither the caller nor the profile names one.
+/// Default image of a tool's box, if neither caller nor profile names one.
 const TOOL_IMAGE: &str = "python:3.11-slim";
 
-/// The parameters of the `exec` tool beside its command, named as in a spec.
+/// Parameters of the `exec` tool beside its command, named as in a spec.
 const TOOL_PARAMETERS: [&str; 3] = ["workdir", "timeout_sec", "env"];
 
 impl BoxService {
-    /// Runs the `exec` tool: `command`, and optionally `workdir`, `timeout_sec`, `env`; a `description`
-    /// is passed over. Which box it runs in is the query's to say, not the tool's.
+    /// Runs the `exec` tool.
+    /// It takes `command`, and optionally `workdir`, `timeout_sec` and `env`; it ignores `description`. The query
+    /// chooses the box, not the tool.
     pub async fn execute_tool(
         &self,
         parameters: Map<String, Value>,
@@ -32,7 +33,7 @@ impl BoxService {
         self.execute(tool_draft(parameters), query).await
     }
 
-    /// Runs a spec as it was asked for, in the box it names or else the query's.
+    /// Runs a spec as requested, in the box it names or else that of the query.
     pub async fn execute_spec_payload(
         &self,
         payload: Map<String, Value>,
@@ -56,7 +57,7 @@ impl BoxService {
             Err(error) => return self.recorded("box.exec", &origin, Err(error)),
         };
         let params = BoxExecParams {
-            // What hosts of this tool are promised: a timeout ends the session.
+            // Hosts of this tool rely on it: a timeout ends the box.
             on_timeout: OnTimeout::DropBox,
             ..BoxExecParams::new(spec)
         };
@@ -64,7 +65,7 @@ impl BoxService {
         Ok(result.into())
     }
 
-    /// Makes a box as asked for, the one it names or else the query's.
+    /// Creates a box as requested: the one it names, or else that of the query.
     pub async fn create(
         &self,
         draft: SpecDraft,
@@ -77,7 +78,7 @@ impl BoxService {
             .await
     }
 
-    /// The draft with the query's session id and the tool's image, where the caller names none.
+    /// Fills in the query's session id and the tool's image if the draft has none.
     fn completed(&self, mut draft: SpecDraft, query: &Query) -> Result<SpecDraft, BoxError> {
         let rules = self.rules();
         let named = draft.box_id.as_deref().map(str::trim);
@@ -93,7 +94,7 @@ impl BoxService {
         Ok(draft)
     }
 
-    /// `box.create` under policy.
+    /// Handles `box.create` under policy.
     pub(crate) async fn decided_create(
         &self,
         params: BoxCreateParams,
@@ -124,7 +125,7 @@ impl BoxService {
         self.recorded("box.create", origin, outcome.await)
     }
 
-    /// `box.update` under policy: mounts may come with it.
+    /// Handles `box.update` under policy, because it may contain mounts.
     pub(crate) async fn decided_update(
         &self,
         mut params: BoxUpdateParams,
@@ -149,8 +150,8 @@ impl BoxService {
         self.recorded("box.update", origin, outcome.await)
     }
 
-    /// What policy makes of a request of this caller's, for a gateway that carries it out itself. Like every decision
-    /// it goes on record.
+    /// Returns the policy decision for a gateway that executes the request itself.
+    /// Like every decision, it goes to the audit log.
     pub async fn decided(&self, draft: SpecDraft, caller: &Caller) -> Result<SpecDraft, BoxError> {
         let origin = Origin {
             query_id: None,
@@ -204,7 +205,7 @@ impl From<&Query> for Origin {
     }
 }
 
-/// Reads the spec of a host that names its box `session_id`.
+/// Parses the spec of a host that names its box `session_id`.
 pub fn draft_with_session_id(mut payload: Map<String, Value>) -> Result<SpecDraft, Invalid> {
     if let Some(id) = payload.remove("session_id") {
         payload.insert("box_id".to_owned(), id);
@@ -229,7 +230,7 @@ fn tool_draft(mut parameters: Map<String, Value>) -> Result<SpecDraft, BoxError>
     if let Some(stray) = parameters.keys().find(unknown) {
         return Err(Invalid::new(stray.clone(), "is not a parameter of exec").into());
     }
-    // Nearly every call has nothing but its command.
+    // Nearly all calls contain only a command.
     let draft = if parameters.is_empty() {
         SpecDraft::default()
     } else {

@@ -1,4 +1,4 @@
-//! The contract, served: what policy has a say in is decided here, the rest is passed on.
+//! Handlers of the contract: apply policy to some actions, forward the rest.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use crate::audit::Origin;
 use crate::run::Run;
 use crate::service::BoxService;
 
-/// An action that policy has no say in, with what it carries left as it came: that is checked where it is used.
+/// An action without policy, forwarded with unparsed data.
+/// The runtime checks the data where it uses them.
 struct Unread<A>(PhantomData<A>);
 
-/// The same of one that streams.
+/// A streaming action without policy, forwarded with unparsed data.
 struct UnreadStream<A>(PhantomData<A>);
 
 type Text = Box<RawValue>;
@@ -35,13 +36,14 @@ impl<A: Action> Action for UnreadStream<A> {
     type Chunk = Text;
 }
 
-/// Only such an action may be forwarded without its chunks.
+/// Checks that an action has no chunks: only such a one is forwarded without them.
 const fn streams_nothing<A: Action<Chunk = Never>>() {}
 
 macro_rules! serve {
     (decided: $($decided:ty),+; run: $($run:ty),+; forwarded: $($forwarded:ty),+; streamed: $($streamed:ty),+;) => {
         contract! {
-            /// Everything a [`BoxService`] serves: the contract but `port.share`, which needs an HTTP port.
+            /// Actions that a [`BoxService`] serves.
+            /// This is the contract without `port.share`, which needs an HTTP port.
             pub(crate) Served: $($decided),+, $(Run<$run>),+, $(Unread<$forwarded>),+, $(UnreadStream<$streamed>),+
         }
         const _: () = { $(streams_nothing::<$forwarded>();)+ };
@@ -76,7 +78,7 @@ impl<A: Action> Handle<UnreadStream<A>> for BoxService {
 }
 
 impl BoxService {
-    /// Passes a call on behind those of its caller that came before it.
+    /// Forwards a call after the earlier calls of its caller.
     async fn pass_on<A>(&self, params: A::Params, mut call: Call<A>) -> Result<A::Result, BoxError>
     where
         A: Action,
@@ -88,8 +90,9 @@ impl BoxService {
         client.forward(&params, &mut call, Some(turn)).await
     }
 
-    /// Serves the contract: `box.create`, `box.exec`, `box.update` through policy, `system.status`
-    /// with what the service knows, everything else as the runtime answers it.
+    /// Returns a router that serves the contract.
+    /// It applies policy to `box.create`, `box.exec` and `box.update`, and adds the service's data to `system.status`.
+    /// It forwards all other actions to the runtime.
     pub fn router(&self) -> Router {
         Served::router(Arc::new(self.clone())).build()
     }

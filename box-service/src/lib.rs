@@ -1,18 +1,18 @@
-//! The policy layer of Box: what a caller may have, in which box, and what is told of it. It reaches a
-//! runtime only through the contract, in process or over any transport.
+//! Policy layer of Box: decides which box and settings a caller may have.
+//!
+//! It also reports on them. It reaches a runtime only through the contract, in process or over any transport.
 //!
 //! # Reading order
-//! 1. [`policy`]: [`decide`](policy::decide), the one place that says yes or no. Pure; what had to be
-//!    looked up is a [`Facts`](policy::Facts). `blocked` lists what is never mounted.
-//! 2. [`paths`]: where a host path really leads. [`quota`]: how much a workspace may hold.
-//! 3. `run`: time, quota, output and audit log of everything that runs, `box.exec`, `command.start` and
-//!    `shell.run` alike.
-//! 4. [`BoxService`]: [`execute_tool`](BoxService::execute_tool) and the other methods of `execute`, from
-//!    request to result; `session_id` names the box, [`mod@truncate`] shortens the output, `errors`
-//!    remembers what failed, `audit` logs it.
-//! 5. [`RuntimeClient`] and [`Connector`]: how the runtime is reached.
-//! 6. `handlers`: [`BoxService::router`], the contract again, with policy in front.
-//! 7. [`ServiceConfig`]: what an operator can say.
+//! 1. [`policy`]: [`decide`](policy::decide), the only function that accepts or refuses a request. It is pure;
+//!    [`Facts`](policy::Facts) holds all values looked up before. `blocked` lists the paths that are never mounted.
+//! 2. [`paths`]: resolution of host paths. [`quota`]: size limit of a workspace.
+//! 3. `run`: timeout, quota, output and audit log of `box.exec`, `command.start` and `shell.run`.
+//! 4. [`BoxService`]: [`execute_tool`](BoxService::execute_tool) and the other methods of `execute`, from request to
+//!    result. `session_id` names the box, [`mod@truncate`] shortens the output, `errors` stores recent errors and
+//!    `audit` logs decisions.
+//! 5. [`RuntimeClient`] and [`Connector`]: the connection to the runtime.
+//! 6. `handlers`: [`BoxService::router`], the contract with policy applied.
+//! 7. [`ServiceConfig`]: the configuration of the operator.
 //!
 //! # Example
 //! ```

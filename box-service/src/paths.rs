@@ -1,4 +1,6 @@
-//! Where paths of the host really lead. The only part of the decision that looks at a file system.
+//! Resolution of host paths.
+//!
+//! This is the only part of the decision that accesses a file system.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +24,7 @@ pub fn look_up(paths: impl IntoIterator<Item = String>) -> Facts {
     }
 }
 
-/// As [`look_up`], for paths that exist on another machine: by their text alone.
+/// Like [`look_up`], for paths on another machine: uses their text alone.
 pub fn take_as_written(paths: impl IntoIterator<Item = String>) -> Facts {
     let found = paths.into_iter().map(|path| {
         let plain = Path::new(&path);
@@ -48,7 +50,7 @@ fn look_up_one(path: &Path) -> HostPath {
         };
     }
     let Ok(real) = fs::canonicalize(path) else {
-        // Whether it would lie inside is still told apart.
+        // The decision still distinguishes whether the path would lie inside a root.
         return HostPath {
             real: real_path(path).ok(),
             kind: PathKind::Missing,
@@ -61,7 +63,7 @@ fn look_up_one(path: &Path) -> HostPath {
         Ok(_) => PathKind::Other,
         Err(_) => PathKind::Missing,
     };
-    // Without waiting for the other end of what is no directory.
+    // Does not wait for the other end of a pipe or similar file.
     let readable = match kind {
         PathKind::Directory => fs::read_dir(&real).is_ok(),
         PathKind::File => fs::File::open(&real).is_ok(),
@@ -75,7 +77,8 @@ fn look_up_one(path: &Path) -> HostPath {
     }
 }
 
-/// Where a path leads, every symbolic link followed. What does not exist yet is taken as written.
+/// Resolves a path, following every symbolic link.
+/// Components that do not exist yet are kept as written.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     let mut existing = path;
     let mut rest = Vec::new();
@@ -118,7 +121,7 @@ fn step(path: &mut PathBuf, component: Component<'_>) {
     }
 }
 
-/// A directory of the configuration, as it is compared with.
+/// Returns a configured directory in the form used for comparison.
 pub(crate) fn configured(
     field: &'static str,
     path: &Path,
@@ -133,8 +136,8 @@ pub(crate) fn configured(
     real_path(path).map_err(|_| Invalid::new(field, "cannot be looked up").into())
 }
 
-/// Makes the default workspace if it is not there, and says where it is; it must lie under one of
-/// the roots, before and after.
+/// Creates the default workspace if it is missing, and returns its path.
+/// It must lie under one of the roots, before and after the creation.
 pub(crate) fn create_workspace(
     workspace: &Path,
     roots: &[PathBuf],

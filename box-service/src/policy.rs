@@ -1,5 +1,6 @@
-//! What a request becomes, or why it is refused. Pure: whatever has to be looked up comes in as
-//! [`Facts`].
+//! Decision about a request: the resulting spec, or a refusal.
+//!
+//! It is pure: all values that need a lookup come in as [`Facts`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,72 +13,73 @@ use box_protocol::{
 
 use crate::blocked;
 
-/// The rules requests are decided by.
+/// Rules for requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// Defaults, locks and the longest timeout.
+    /// Defaults, locks and the maximum timeout.
     pub profile: BoxProfile,
-    /// The directory everything shared lies in, if one is configured.
+    /// Directory that contains everything shared, if configured.
     pub shared_host_root: Option<PathBuf>,
-    /// Real paths below which host paths may be mounted.
+    /// Resolved paths below which host paths may be mounted.
     pub allowed_host_mount_roots: Vec<PathBuf>,
-    /// The workspace of a box that names none.
+    /// Workspace of a box that names none.
     pub default_host_workspace: Option<PathBuf>,
     /// Whether host paths mean the same here and at the runtime.
     pub shared_filesystem: bool,
-    /// The caller's own table in the configuration, if it has one: `policy.tokens.ann`.
+    /// Configuration table of the caller, if it has one: `policy.tokens.ann`.
     pub table: Option<String>,
-    /// Whether everything may be mounted that this process can read, apart from what is blocked: the caller is its user.
+    /// Whether the caller may mount all directories that this process can read.
+    /// This applies to the user of the process. Blocked paths stay excluded.
     pub owner_mounts: bool,
-    /// Real paths of the server's own, which no box may see.
+    /// Resolved private paths of the server, which no box may see.
     pub private: Vec<PathBuf>,
 }
 
-/// What was looked up for one request.
+/// Values looked up for one request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Each host path of the request as it was written, and where it leads.
+    /// Host paths of the request as written, and their targets.
     pub host_paths: BTreeMap<String, HostPath>,
-    /// Protections the runtime's machine does not grant.
+    /// Protections that the machine of the runtime does not provide.
     pub missing: Vec<String>,
 }
 
-/// Where a host path leads.
+/// Target of a host path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPath {
-    /// The path without links and detours; `None` if that cannot be told.
+    /// Resolved path; `None` if it cannot be determined.
     pub real: Option<PathBuf>,
-    /// What is there.
+    /// Kind of the file.
     pub kind: PathKind,
     /// Whether this process can read it.
     pub readable: bool,
 }
 
-/// What is at a path.
+/// Kind of the file at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathKind {
     /// A directory.
     Directory,
     /// A regular file.
     File,
-    /// A socket, a device …
+    /// Another kind, such as a socket or a device.
     Other,
-    /// Nothing.
+    /// No file exists.
     Missing,
-    /// It is on another machine.
+    /// The path is on another machine.
     Unknown,
 }
 
-/// A request that may be carried out.
+/// An accepted request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// What to ask of the runtime.
+    /// The spec to send to the runtime.
     pub spec: BoxSpec,
-    /// What the caller asked for and did not get: the profile locks or bounds it.
+    /// Settings of the caller that the profile locked or limited.
     pub adjusted: Vec<Adjusted>,
 }
 
-/// The host paths that [`decide`] needs to know about for this request.
+/// Returns the host paths that [`decide`] needs for this request.
 pub fn host_paths(policy: &Policy, draft: &SpecDraft) -> Vec<String> {
     let profile = &policy.profile;
     let mode = match draft.host_path_mode {
@@ -92,7 +94,7 @@ pub fn host_paths(policy: &Policy, draft: &SpecDraft) -> Vec<String> {
     paths
 }
 
-/// The host paths of mounts.
+/// Returns the host paths of mounts.
 pub fn mount_paths<'a>(
     mounts: impl IntoIterator<Item = &'a BoxMountSpec>,
 ) -> impl Iterator<Item = String> {
@@ -103,7 +105,7 @@ pub fn mount_paths<'a>(
         .flatten()
 }
 
-/// The workspace this request is about, trimmed as the spec does it.
+/// Returns the workspace of this request, trimmed as in the spec.
 fn workspace(policy: &Policy, draft: &SpecDraft) -> Option<String> {
     let asked = draft.host_path.as_deref().map(str::trim);
     match asked {
@@ -116,9 +118,10 @@ fn workspace(policy: &Policy, draft: &SpecDraft) -> Option<String> {
     }
 }
 
-/// Decides about a request: fills in the profile, overwrites what is locked, cuts the timeout, applies
-/// the rules of a spec, and checks every host path by where it really leads. The paths of the spec
-/// decided on are the real ones.
+/// Decides about a request.
+///
+/// It fills in the profile, overwrites locked fields, limits the timeout and applies the rules of a spec. It checks
+/// every host path by its resolved target, and the resulting spec contains resolved paths.
 pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<Decision, BoxError> {
     let profile = &policy.profile;
     if profile.strict && !facts.missing.is_empty() {
@@ -153,7 +156,8 @@ pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<De
     Ok(Decision { spec, adjusted })
 }
 
-/// The time of a command or of a run in a shell: what its caller asks for, within the bounds of the profile.
+/// Decides the timeout of a command or of a run in a shell.
+/// This is the requested time within the limits of the profile.
 pub fn decide_time(policy: &Policy, asked_ms: Option<u64>) -> (Option<u64>, Option<Adjusted>) {
     let profile = &policy.profile;
     let most = (profile.max_command_sec > 0).then(|| profile.max_command_sec.saturating_mul(1000));
@@ -167,7 +171,7 @@ pub fn decide_time(policy: &Policy, asked_ms: Option<u64>) -> (Option<u64>, Opti
     (given, adjusted)
 }
 
-/// Decides about another network policy for a box that is there.
+/// Decides about a new network policy for an existing box.
 pub fn decide_network(policy: &Policy) -> Result<(), BoxError> {
     if policy.profile.locks(Lockable::NetworkPolicy) {
         return Err(Invalid::new("network_policy", "is locked by the profile").into());
@@ -175,7 +179,8 @@ pub fn decide_network(policy: &Policy) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Decides about mounts beside the workspace. A lock on the workspace's mode holds for them, too. What it changed.
+/// Decides about additional mounts and returns the adjustments.
+/// A lock on the mode of the workspace also applies to them.
 pub fn decide_mounts(
     policy: &Policy,
     mounts: &mut [BoxMountSpec],
@@ -218,7 +223,8 @@ fn narrower(one: HostPathMode, other: HostPathMode) -> HostPathMode {
     }
 }
 
-/// The real path, if it may be mounted. What lies outside is refused alike whether it exists or not.
+/// Returns the resolved path if it may be mounted.
+/// A path outside the roots gets the same refusal whether it exists or not.
 fn allowed(
     policy: &Policy,
     facts: &Facts,
@@ -271,7 +277,7 @@ fn allowed(
         .ok_or_else(|| refused("must lead to a path in UTF-8"))
 }
 
-/// A refusal that says where the operator allows `more`.
+/// Creates a refusal that names the setting with which the operator allows `more`.
 fn refused_with_remedy(policy: &Policy, field: &'static str, rule: &str, more: &str) -> BoxError {
     let remedy = match &policy.table {
         Some(table) => format!("{table}.allowed_host_mount_roots allows {more}"),

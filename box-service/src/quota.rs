@@ -1,4 +1,6 @@
-//! How much is in a workspace. Symbolic links are counted, never followed ([`box_sys::walk`]).
+//! Size of a workspace. Symbolic links are counted, never followed.
+//!
+//! See [`box_sys::walk`].
 
 use std::fmt;
 use std::io;
@@ -8,24 +10,24 @@ use box_protocol::error::{Detail, Subject, quota_exceeded};
 use box_protocol::{BoxError, BoxInfo, BoxSpec, HostPathMode};
 use box_sys::walk::Size;
 
-/// The most entries a workspace with a quota may have, unless configuration says otherwise.
+/// Default maximum number of entries of a workspace with a quota.
 pub const DEFAULT_MAX_WORKSPACE_ENTRIES: u64 = 100_000;
 
-/// What a workspace may hold.
+/// Limits of a workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// The workspace, and what else the box can write to; none inside another.
+    /// The workspace and other writable directories of the box, none nested.
     roots: Vec<PathBuf>,
     megabytes: u64,
     max_entries: u64,
 }
 
-/// When a workspace is looked at.
+/// Time of a quota check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// Nothing has run yet.
+    /// Before the command starts.
     Before,
-    /// The command has ended.
+    /// After the command has ended.
     After,
 }
 
@@ -39,7 +41,7 @@ impl fmt::Display for Moment {
 }
 
 impl Quota {
-    /// The quota of this spec; `None` if it has none, or nothing it could be about.
+    /// Returns the quota of this spec; `None` without a limit or a directory.
     pub fn of(spec: &BoxSpec, max_entries: u64) -> Option<Self> {
         if spec.workspace_quota_mb == 0 {
             return None;
@@ -66,7 +68,7 @@ impl Quota {
         })
     }
 
-    /// The quota of a box that exists, over its workspace; `None` if it has none.
+    /// Returns the quota of an existing box over its workspace, if it has one.
     pub fn of_box(info: &BoxInfo, max_entries: u64) -> Option<Self> {
         let mounted = info.host_path_mode != HostPathMode::None;
         let workspace = info.host_path.as_ref().filter(|_| mounted)?;
@@ -77,7 +79,7 @@ impl Quota {
         })
     }
 
-    /// Refuses a workspace that holds too much. Blocks while it counts.
+    /// Refuses a workspace over its quota. Blocks while it counts.
     pub fn check(&self, moment: Moment) -> Result<(), BoxError> {
         let limit = self.megabytes.saturating_mul(1024 * 1024);
         let text = match count(&self.roots, limit, self.max_entries) {
@@ -99,7 +101,7 @@ impl Quota {
                     ..Detail::about(Subject::Disk)
                 }));
             }
-            // What cannot be counted must not count as nothing: a guest can hide it that way.
+            // An uncountable directory must not count as empty: a guest could hide files that way.
             Err(error) => format!(
                 "workspace quota cannot be checked {moment}: {}",
                 error.kind()
@@ -119,7 +121,7 @@ enum Counted {
     TooManyEntries,
 }
 
-/// Adds up until it is too much. What vanishes meanwhile is passed over.
+/// Counts until a limit is exceeded. Ignores entries that vanish meanwhile.
 fn count(roots: &[PathBuf], max_bytes: u64, max_entries: u64) -> io::Result<Counted> {
     let mut size = Size::default();
     for root in roots {

@@ -1,7 +1,7 @@
-//! The bounds of policy on everything that runs: `box.exec`, `command.start` and `shell.run`.
+//! Policy for all commands: `box.exec`, `command.start` and `shell.run`.
 //!
-//! Each of them has its time bounded by the profile ([`policy`](crate::policy)), its workspace counted before it starts and
-//! after its end, its start in the audit log, and a result that holds output shortened.
+//! The profile limits the time of each ([`policy`](crate::policy)). The service checks the workspace quota before the
+//! start and after the end, logs the start in the audit log and truncates the output in the result.
 
 use std::marker::PhantomData;
 
@@ -22,7 +22,7 @@ use crate::quota::{Moment, Quota};
 use crate::service::{BoxService, Rules, blocking};
 use crate::status::shortened;
 
-/// An action that runs something. Its chunks pass unread.
+/// An action that runs a command. Its chunks are forwarded unparsed.
 pub(crate) struct Run<A>(PhantomData<A>);
 
 impl<A: Action<Chunk = CommandChunk>> Action for Run<A> {
@@ -32,18 +32,18 @@ impl<A: Action<Chunk = CommandChunk>> Action for Run<A> {
     type Chunk = Box<RawValue>;
 }
 
-/// What policy has to know of a command that is about to start.
+/// Data that policy needs about a command before its start.
 pub(crate) struct Start<'a> {
     box_id: &'a BoxId,
     timeout_ms: &'a mut Option<u64>,
     env: &'a Env,
     /// The command, for the audit log.
     text: String,
-    /// Whether the call stays until the command has ended.
+    /// Whether the call lasts until the command has ended.
     stays: bool,
 }
 
-/// An action that starts a command in a box that exists.
+/// An action that starts a command in an existing box.
 pub(crate) trait Starts: Action<Result = CommandStartResult, Chunk = CommandChunk> {
     fn start(params: &mut Self::Params) -> Start<'_>;
 }
@@ -99,7 +99,7 @@ where
 }
 
 impl BoxService {
-    /// `box.exec` under policy.
+    /// Handles `box.exec` under policy.
     pub(crate) async fn exec(
         &self,
         params: BoxExecParams,
@@ -141,7 +141,7 @@ impl BoxService {
         audit::allowed(BoxExec::NAME, origin, &decision, (&rules, &text));
         let params = BoxExecParams {
             spec: SpecDraft {
-                // A directory that the caller named wins over the default of the box, also if it is the workspace.
+                // A directory named by the caller overrides the default of the box, even if it is the workspace.
                 workdir: has_directory.then(|| decision.spec.workdir.clone()),
                 ..SpecDraft::from(decision.spec).brief()
             },
@@ -158,7 +158,8 @@ impl BoxService {
         Ok(shortened(result, rules.config.output_limit_chars))
     }
 
-    /// `command.start` and `shell.run` under policy, behind the calls of the caller that came before.
+    /// Handles `command.start` and `shell.run` under policy.
+    /// It runs after the earlier calls of the same caller.
     async fn start<A: Starts>(
         &self,
         mut params: A::Params,
@@ -207,7 +208,8 @@ impl Start<'_> {
     }
 }
 
-/// The quota of a box that exists. A box that cannot be asked has none: the start itself then says why.
+/// Returns the quota of an existing box.
+/// If the box cannot be queried, it returns `None`, and the start itself reports the reason.
 async fn quota_of(client: &RuntimeClient, rules: &Rules, box_id: &BoxId) -> Option<Quota> {
     if !rules.policy.shared_filesystem {
         return None;
@@ -220,7 +222,7 @@ async fn quota_of(client: &RuntimeClient, rules: &Rules, box_id: &BoxId) -> Opti
     Quota::of_box(&found.info, rules.config.max_workspace_entries)
 }
 
-/// What bounds one run.
+/// Limits of one run.
 struct Bounds {
     client: RuntimeClient,
     box_id: BoxId,
@@ -235,7 +237,8 @@ impl Bounds {
         }
     }
 
-    /// The result, if the workspace is within its quota afterwards. Otherwise the box is deleted.
+    /// Returns the result if the workspace is within its quota.
+    /// Otherwise it deletes the box.
     async fn kept<T>(&self, result: Result<T, BoxError>) -> Result<T, BoxError> {
         if let Err(error) = &result
             && error
@@ -243,10 +246,10 @@ impl Bounds {
                 .and_then(|detail: Detail| detail.ended)
                 .is_some_and(|ended| ended != Ended::Failed)
         {
-            // The record of that box says why it ended.
+            // The record of that box holds the reason of its end.
             return result;
         }
-        // Also after a failure: what ran may have written before it failed.
+        // The check also runs after a failure, because the command may have written before it failed.
         if let Err(error) = self.check(Moment::After).await {
             self.discard().await;
             return Err(error);
@@ -254,7 +257,7 @@ impl Bounds {
         result
     }
 
-    /// Deletes a box that has taken too much. A timeout may have deleted it already.
+    /// Deletes a box over its quota. A timeout may have deleted it already.
     async fn discard(&self) {
         let delete = BoxDeleteParams {
             box_id: self.box_id.clone(),

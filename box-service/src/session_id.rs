@@ -1,4 +1,4 @@
-//! Which box a call means that names none.
+//! Choice of the box for a call that names none.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -6,26 +6,26 @@ use std::fmt::Write as _;
 
 use box_protocol::{Invalid, is_invisible};
 
-/// The template used unless configuration says otherwise.
+/// Default template.
 pub const DEFAULT_SESSION_ID_TEMPLATE: &str = "{launcher_type}_{launcher_id}";
 
-/// On whose behalf a call is made. Every member may be absent.
+/// Origin of a call. Every member may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
-    /// The query's own id, as text.
+    /// Id of the query, as text.
     pub query_id: Option<String>,
-    /// What kind of place it came from: `person`, `group` …
+    /// Type of the launcher, such as `person` or `group`.
     pub launcher_type: Option<String>,
-    /// That place.
+    /// Id of the launcher.
     pub launcher_id: Option<String>,
-    /// Who sent it.
+    /// Id of the sender.
     pub sender_id: Option<String>,
-    /// More that templates may name.
+    /// Further variables that templates may name.
     pub variables: BTreeMap<String, String>,
 }
 
 impl Query {
-    /// A query of which only the id is known.
+    /// Creates a query with only an id.
     #[allow(clippy::needless_pass_by_value, reason = "numbers and texts alike")]
     pub fn new(query_id: impl ToString) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl Query {
         }
     }
 
-    /// The same query, from this place.
+    /// Sets the launcher of the query.
     pub fn from_launcher(mut self, kind: impl Into<String>, id: impl Into<String>) -> Self {
         self.launcher_type = Some(kind.into());
         self.launcher_id = Some(id.into());
@@ -66,7 +66,7 @@ enum Part {
 }
 
 impl SessionIdTemplate {
-    /// Reads a template; a brace that is not closed, or closes nothing, is refused.
+    /// Parses a template; refuses an unbalanced brace.
     pub fn parse(template: &str) -> Result<Self, Invalid> {
         let mut parts = Vec::new();
         let mut rest = template;
@@ -92,8 +92,9 @@ impl SessionIdTemplate {
         Ok(Self(parts))
     }
 
-    /// The id for this query: the template where the query knows all it names, else the query's own
-    /// id, else none.
+    /// Returns the box id for this query.
+    /// Expands the template if the query has all its variables. Otherwise it returns the id of the query, or `None`
+    /// without one.
     pub fn session_id(&self, query: &Query) -> Option<String> {
         self.fill(query)
             .or_else(|| query.variable("query_id").map(|id| plain(id).into_owned()))
@@ -118,8 +119,8 @@ fn malformed() -> Invalid {
     )
 }
 
-/// What an id may not contain, written as `%` and hex. Dropping it instead would let two places share
-/// a box.
+/// Escapes characters that an id may not contain, as `%` and hex.
+/// Dropping them would let two launchers share a box.
 fn plain(value: &str) -> Cow<'_, str> {
     let special = |character: char| is_invisible(character) || matches!(character, '/' | '%');
     if !value.contains(special) {

@@ -1,4 +1,4 @@
-//! What the service answers about itself.
+//! Status and results that the service returns.
 
 use box_protocol::actions::SystemStatusResult;
 use box_protocol::{BoxExecutionResult, BoxId, ExecutionStatus};
@@ -6,47 +6,48 @@ use serde::Serialize;
 
 use crate::truncate::truncate;
 
-/// The runtime's status and the service's own.
+/// Status of the runtime and of the service.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ServiceStatus {
-    /// The runtime's, with the profile and the recent errors filled in; empty if it cannot be
-    /// reached.
+    /// Status of the runtime, with the profile and the recent errors filled in.
+    /// Empty if the runtime is unreachable.
     #[serde(flatten)]
     pub runtime: SystemStatusResult,
-    /// Whether boxes can be made now.
+    /// Whether boxes can be created now.
     pub available: bool,
-    /// Whether boxes are offered at all.
+    /// Whether the service offers boxes at all.
     pub enabled: bool,
-    /// Why the runtime cannot be reached, if it cannot.
+    /// Why the runtime is unreachable, if it is.
     pub connector_error: Option<String>,
 }
 
-/// What the `exec` tool answers.
+/// Result of the `exec` tool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ToolResult {
-    /// The box.
+    /// Id of the box.
     pub session_id: BoxId,
-    /// The backend that runs it.
+    /// Backend that runs the box.
     pub backend: String,
-    /// Whether the command came to its end.
+    /// Whether the command completed.
     pub status: ExecutionStatus,
-    /// It completed, and returned 0.
+    /// Whether the command completed and returned 0.
     pub ok: bool,
-    /// The exit code; `null` after a timeout.
+    /// Exit code; `null` after a timeout.
     pub exit_code: Option<i32>,
-    /// Standard output, perhaps cut.
+    /// Standard output, possibly truncated.
     pub stdout: String,
-    /// Standard error, perhaps cut.
+    /// Standard error, possibly truncated.
     pub stderr: String,
-    /// Some of standard output is missing.
+    /// Whether a part of standard output is missing.
     pub stdout_truncated: bool,
-    /// Some of standard error is missing.
+    /// Whether a part of standard error is missing.
     pub stderr_truncated: bool,
-    /// How long it ran.
+    /// Duration of the run in milliseconds.
     pub duration_ms: u64,
 }
 
-/// Cuts each stream of a result to `limit` characters, and says so in it; 0 cuts nothing.
+/// Truncates each stream of a result to `limit` characters and marks it.
+/// A limit of 0 truncates nothing.
 pub(crate) fn shortened(mut result: BoxExecutionResult, limit: usize) -> BoxExecutionResult {
     let shorten = |text: &mut String, dropped: u64, truncated: &mut bool| {
         let cut = if limit == 0 {

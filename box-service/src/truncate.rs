@@ -1,9 +1,9 @@
-//! Output cut to a length a reader can bear: its head, a notice, its tail.
+//! Truncation of output: its head, a notice and its tail.
 
-/// The longest output of a stream, in characters, unless configuration says otherwise.
+/// Default maximum output of a stream, in characters.
 pub const DEFAULT_OUTPUT_LIMIT_CHARS: usize = 4000;
 
-/// How much of what is kept comes from the beginning, in percent.
+/// Share of the kept text that comes from the beginning, in percent.
 const HEAD_PERCENT: usize = 60;
 
 fn notice(removed: usize) -> String {
@@ -12,10 +12,10 @@ fn notice(removed: usize) -> String {
 
 /// Cuts `text` to at most `limit` characters; `None` if it fits.
 ///
-/// What is left is 60 % head and 40 % tail around a notice that says how many characters are gone.
-/// Under a limit too small for the notice, the head alone is left.
+/// The result is 60 % head and 40 % tail around a notice with the number of removed characters. If the limit is too
+/// small for the notice, only the head remains.
 pub fn truncate(text: &str, limit: usize) -> Option<String> {
-    // No text has more characters than bytes, and most are short: they are not counted.
+    // A text has at most as many characters as bytes, so a short text needs no counting.
     if text.len() <= limit {
         return None;
     }
@@ -35,11 +35,11 @@ pub fn truncate(text: &str, limit: usize) -> Option<String> {
     Some(cut)
 }
 
-/// How many characters stay beside a notice that tells the right number; `None` if the notice alone
-/// is too long.
+/// Returns the number of kept characters and the notice with the right number.
+/// Returns `None` if the notice alone is too long.
 fn fit(total: usize, limit: usize) -> Option<(usize, String)> {
-    // Each further digit of the number costs one more character of text, so the number is looked for
-    // by its digits. It never shrinks on the way: the first that agrees with itself is the one.
+    // Each further digit of the number removes one more character of text, so the loop searches by digits. The number
+    // never shrinks, so the first consistent one is the result.
     let mut text = notice(total.saturating_sub(limit));
     loop {
         let kept = limit.checked_sub(text.len())?;
@@ -51,14 +51,14 @@ fn fit(total: usize, limit: usize) -> Option<(usize, String)> {
     }
 }
 
-/// Where the character number `index` begins.
+/// Returns the byte offset of the character number `index`.
 fn byte_of(text: &str, index: usize) -> usize {
     text.char_indices()
         .nth(index)
         .map_or(text.len(), |(at, _)| at)
 }
 
-/// Where the last `count` characters begin.
+/// Returns the byte offset of the last `count` characters.
 fn byte_from_end(text: &str, count: usize) -> usize {
     match count.checked_sub(1) {
         None => text.len(),
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_number_is_right_where_its_own_length_changes_it() {
-        // Removing 99 needs two digits, which costs a character more, and makes it 100.
+        // Removing 99 characters needs two digits, which removes one more and makes it 100.
         for total in 130..240 {
             let text = "x".repeat(total);
             let cut = truncate(&text, 129).unwrap();

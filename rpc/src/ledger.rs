@@ -188,7 +188,7 @@ impl Outgoing {
         Ok((self.add(Waiter::Call(sender))?, receiver))
     }
 
-    /// Allocates an id for a streaming call, with capacity for `credit` chunks and the end.
+    /// Allocates an id for a stream, with capacity for `credit` chunks and the end.
     pub(crate) fn stream(&mut self, credit: u32) -> Result<(i64, mpsc::Receiver<Item>), String> {
         let (sender, receiver) = mpsc::channel(credit as usize + 1);
         Ok((self.add(Waiter::Stream(sender))?, receiver))

@@ -28,7 +28,7 @@ fn policy(profile: BoxProfile, roots: &[&str]) -> Policy {
     }
 }
 
-/// Facts in which these paths are what they seem.
+/// Facts in which each path is its own target.
 fn plain(paths: &[&str], kind: PathKind) -> Facts {
     let found = paths.iter().map(|path| {
         let real = Some(PathBuf::from(path));
@@ -74,7 +74,7 @@ fn what_is_not_locked_is_the_callers_and_what_is_locked_is_noted() {
     let decision = decide(&locked, draft.clone(), &Facts::default()).unwrap();
     assert_eq!(decision.spec.network, Network::Off);
     assert_eq!(decision.spec.memory_mb, 64);
-    // The same value is no wish overruled.
+    // An equal value is no adjustment.
     assert_eq!(decision.adjusted, [Adjusted::new("network", &"on", &"off")]);
     let open = policy(built_in("default"), &[]);
     let decision = decide(&open, draft, &Facts::default()).unwrap();
@@ -111,7 +111,7 @@ fn without_roots_nothing_is_mounted() {
         error.message(),
         "host_path mounting is disabled because no allowed_host_mount_roots are configured; boxd serve --allow-mount DIR allows one"
     );
-    // An option of the server does nothing for a caller with a table of its own.
+    // The server-wide option has no effect for a caller with a separate table.
     let ann = Policy {
         table: Some("policy.tokens.ann".to_owned()),
         ..policy(built_in("default"), &["/other"])
@@ -376,7 +376,7 @@ proptest! {
             if name == "timeout_sec" {
                 expected = json!(expected.as_u64().unwrap().min(max));
             }
-            // `cpus` is a whole number here and a decimal there.
+            // `cpus` is an integer on one side and a decimal on the other.
             prop_assert_eq!(spec_json[name].as_f64(), expected.as_f64(), "{}", name);
             if !expected.is_number() {
                 prop_assert_eq!(&spec_json[name], &expected, "{}", name);
@@ -388,7 +388,7 @@ proptest! {
     }
 }
 
-/// What is at a path of the model: the independent copy of a small file system.
+/// A node of the model, an independent copy of a small file system.
 #[derive(Debug, Clone)]
 enum Node {
     Directory,
@@ -398,7 +398,7 @@ enum Node {
 
 type Tree = BTreeMap<Vec<String>, Node>;
 
-/// The directory a path of the model leads to, the way a kernel would walk it.
+/// Returns the directory a model path leads to, resolved as a kernel does.
 fn model_directory(tree: &Tree, path: &[String]) -> Option<Vec<String>> {
     let mut at: Vec<String> = Vec::new();
     let mut left: Vec<String> = path.iter().rev().cloned().collect();
@@ -429,7 +429,7 @@ fn model_directory(tree: &Tree, path: &[String]) -> Option<Vec<String>> {
 }
 
 fn names(most: usize) -> impl Strategy<Value = Vec<String>> {
-    // `a` is a prefix of `ab`: a comparison of texts would take one for the inside of the other.
+    // `a` is a prefix of `ab`: a text comparison would place one inside the other.
     let name = prop::sample::select(vec!["a", "ab", "b", "c", ".."]);
     prop::collection::vec(name.prop_map(str::to_owned), 1..=most)
 }
@@ -479,7 +479,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path().canonicalize().unwrap();
         build(&tree, &top);
-        // Roots that lead nowhere allow nothing; leaving them out keeps the model small.
+        // Unresolvable roots allow nothing; leaving them out keeps the model small.
         let roots: Vec<_> = roots.iter().filter(|root| model_directory(&tree, root).is_some()).collect();
         let model_roots: Vec<_> = roots.iter().filter_map(|root| model_directory(&tree, root)).collect();
         let mut policy = policy(built_in("default"), &[]);

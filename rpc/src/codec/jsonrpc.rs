@@ -1,8 +1,8 @@
-//! JSON-RPC 2.0.
+//! JSON-RPC 2.0 codec.
 //!
-//! The engine's own words are notifications whose names begin with `$/`: `$/cancel {id}`,
-//! `$/chunk {id, chunk}`, `$/credit {id, credit}`, `$/ping`, `$/pong`, `$/bye {reason, restart}`.
-//! An unknown notification with such a name is ignored.
+//! The messages of the engine itself are notifications with names that begin with `$/`: `$/cancel {id}`, `$/chunk {id,
+//! chunk}`, `$/credit {id, credit}`, `$/ping`, `$/pong`, `$/bye {reason, restart}`. The codec ignores an unknown
+//! notification with such a name.
 
 use std::borrow::Cow;
 use std::io::Write as _;
@@ -98,10 +98,10 @@ impl Codec for JsonRpc {
     }
 }
 
-/// Room for a message of the usual size.
+/// Initial capacity for a message of the usual size.
 const MESSAGE: usize = 512;
 
-/// Every member a message can have, each as it was written.
+/// Every member a message can have, each as raw JSON.
 #[derive(Deserialize)]
 struct Envelope<'a> {
     #[serde(borrow, default)]
@@ -118,7 +118,7 @@ struct Envelope<'a> {
     error: Option<WireError<'a>>,
 }
 
-/// A member that is there, `null` included.
+/// Deserializes a member that is present, including `null`.
 fn present<'de: 'a, 'a, D: Deserializer<'de>>(from: D) -> Result<Option<&'a RawValue>, D::Error> {
     <&RawValue>::deserialize(from).map(Some)
 }
@@ -177,12 +177,14 @@ fn decode<'a>(text: &'a str, limits: &Limits) -> Decoded<'a> {
     }
 }
 
-/// How a chunk begins, up to the id of its call.
+/// Beginning of a chunk, up to the id of its call.
 const CHUNK: &str = "{\"jsonrpc\":\"2.0\",\"method\":\"$/chunk\",\"params\":{\"id\":";
 
-/// A call without `_meta`, a result or a chunk, written exactly as [`call`], [`result`] and [`chunk`] write it, taken
-/// apart without reading what its parameters or result hold. That saves one of two scans of nearly
-/// every message; what is in between is checked by whoever parses it.
+/// Fast path for messages written exactly as this codec writes them.
+///
+/// It splits a call without `_meta`, a result or a chunk (see [`call`], [`result`] and [`chunk`]) without reading the
+/// parameters or the result. This saves one of two scans of nearly every message. The code that parses the body checks
+/// it.
 fn as_we_write(text: &str) -> Option<Message<'_>> {
     if let Some(rest) = text.strip_prefix(CHUNK) {
         let (id, rest) = number_at_start(rest)?;
@@ -224,7 +226,7 @@ fn as_we_write(text: &str) -> Option<Message<'_>> {
     })
 }
 
-/// The id of ours that a text begins with, as we write it, and what follows.
+/// Parses the numeric id at the start of a text; returns it and the rest.
 fn number_at_start(text: &str) -> Option<(CallId, &str)> {
     let (digits, rest) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
     let id = CallId::Number(digits.parse().ok()?);
@@ -248,7 +250,7 @@ fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
     }
     let Some(action) = envelope.method else {
         let Some(id) = id.clone() else {
-            // The answer to something of ours that the peer could not read has a null id.
+            // The peer answers an unreadable message of this side with a null id.
             return if envelope.error.is_some() {
                 Ok(Message::Ignored)
             } else {
@@ -281,7 +283,7 @@ fn one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
     let params = envelope.params.map_or("{}", RawValue::get);
     let bad_params = |of: &str, why: &dyn std::fmt::Display| {
         if envelope.id.is_none() && !action.starts_with("$/") {
-            // A notification is never answered; one of the engine's own may be a chunk that a call waits for.
+            // A notification is never answered, but one of the engine may be a chunk that a call waits for.
             return Ok(Message::Ignored);
         }
         Err(Unreadable {
@@ -412,7 +414,7 @@ impl WireError<'_> {
     }
 }
 
-/// The number of each word.
+/// Returns the JSON-RPC error number of each code.
 fn number(code: Code) -> i64 {
     match code {
         Code::Conflict => -32001,
@@ -471,7 +473,7 @@ fn call(
             meta::write(out, meta)?;
             let start = out.len();
             write_object(out, params)?;
-            // The parameters' own opening bracket becomes the comma after `_meta`.
+            // The opening bracket of the parameters becomes the comma after `_meta`.
             if out[start..] == *b"{}" {
                 out.truncate(start);
                 out.push(b'}');
@@ -484,7 +486,7 @@ fn call(
     })
 }
 
-/// Writes a whole number, faster than by formatting.
+/// Writes an integer, faster than by formatting.
 fn write_number(out: &mut Vec<u8>, number: i64) {
     let _ = serde_json::to_writer(out, &number);
 }
@@ -536,7 +538,8 @@ fn error_text(id: Option<&CallId>, error: &RpcError) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// `room` is a guess at its length: a text that grows while it is written is copied over and over.
+/// Writes a chunk; `room` estimates its length.
+/// A text that grows while it is written is copied repeatedly.
 fn chunk(id: &CallId, body: &dyn Payload, room: usize) -> Result<String, serde_json::Error> {
     written(room.max(MESSAGE), |out| {
         out.extend_from_slice(CHUNK.as_bytes());

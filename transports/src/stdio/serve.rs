@@ -1,4 +1,4 @@
-//! The child's side: this process is the server, its parent the client.
+//! Child's side: this process is the server, its parent the client.
 
 use std::{
     fs::File,
@@ -41,11 +41,13 @@ impl Connection for Served {
     }
 }
 
-/// Takes the standard streams of this process as a connection to its parent. Works once. Every line counts as a message: the
-/// parent writes them, and learns of one that is none.
+/// Uses the standard streams of this process as a connection to its parent.
 ///
-/// From then on fd 0 reads nothing and fd 1 is standard error, for this process and for every child
-/// it starts: nobody else can read or write a byte of the protocol. Needs a tokio runtime.
+/// Works once and needs a tokio runtime. Every line counts as a message: the parent writes all of them, and gets an
+/// error for an invalid one.
+///
+/// From then on, fd 0 reads nothing and fd 1 is standard error, for this process and all its children. No other code
+/// can read or write a byte of the protocol.
 pub fn serve(limits: &Limits) -> Result<Served, ConnectionError> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::SeqCst) {
@@ -61,7 +63,7 @@ pub fn serve(limits: &Limits) -> Result<Served, ConnectionError> {
     Ok(Served(line.probed_by(probe)))
 }
 
-/// Moves the protocol away from the standard streams, and leaves harmless ones in their place.
+/// Moves the protocol to new descriptors and replaces the standard streams.
 fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
     // Above the standard streams, even if standard error is closed.
     let input = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
@@ -90,13 +92,13 @@ fn open_output(fd: OwnedFd) -> io::Result<Output> {
     })
 }
 
-/// How a descriptor can be waited for.
+/// Kind of a descriptor, which decides how to wait for it.
 enum Kind {
-    /// What most parents use.
+    /// A pipe, which most parents use.
     Pipe,
-    /// What Node.js uses.
+    /// A socket, which Node.js uses.
     Socket,
-    /// A terminal, a file, a device: only a thread can wait for it.
+    /// A terminal, a file or a device: only a thread can wait for it.
     Other,
 }
 
@@ -109,7 +111,7 @@ fn kind_of(fd: &OwnedFd) -> io::Result<Kind> {
     })
 }
 
-/// A socket of any other family is left to a thread.
+/// Whether it is a Unix stream socket; a thread handles any other family.
 fn is_unix_stream(fd: impl AsFd) -> bool {
     let domain = rustix::net::sockopt::socket_domain(fd);
     matches!(domain, Ok(AddressFamily::UNIX))
