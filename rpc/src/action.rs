@@ -1,4 +1,4 @@
-//! What can be asked: an action's types, its handler, and the router that joins the two.
+//! Actions: their types, their handlers and the router that joins the two.
 
 use std::any::TypeId;
 use std::collections::HashMap;
@@ -13,18 +13,18 @@ use crate::call::{Call, Dispatch};
 use crate::error::RpcError;
 use crate::keys::KeyStore;
 
-/// One thing a peer can be asked to do.
+/// One action that a peer can call.
 ///
-/// `Params`, `Result` and `Chunk` must be written as JSON objects (structs with named fields, or
-/// [`Empty`]): not every codec carries anything else.
+/// `Params`, `Result` and `Chunk` must serialize to JSON objects (structs with named fields, or [`Empty`]), because
+/// not every codec supports other values.
 pub trait Action: Send + Sync + 'static {
-    /// The name on the wire.
+    /// Name on the wire.
     const NAME: &'static str;
-    /// What the caller sends.
+    /// Parameters of the call.
     type Params: Serialize + DeserializeOwned + Send + Sync + 'static;
-    /// What ends the call.
+    /// Result, which ends the call.
     type Result: Serialize + DeserializeOwned + Send + Sync + 'static;
-    /// What it may stream before the result; [`Never`] when it streams nothing.
+    /// Chunk of a stream before the result; [`Never`] if it does not stream.
     type Chunk: Serialize + DeserializeOwned + Send + Sync + 'static;
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn streams<A: Action>() -> bool {
     TypeId::of::<A::Chunk>() != TypeId::of::<Never>()
 }
 
-/// The chunk of an action that streams nothing. It has no values.
+/// Chunk of an action that does not stream. It has no values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Never {}
 
@@ -42,12 +42,11 @@ pub enum Never {}
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Empty {}
 
-/// Does the work of one action.
+/// Handler of one action.
 ///
-/// The future is polled for the first time by the task that reads the connection, so that calls
-/// start in the order in which they were sent; it must not block. It is dropped when the call is
-/// cancelled, when its deadline passes and when the connection breaks: whatever it holds must clean
-/// up in `drop`.
+/// The task that reads the connection polls the future first, so that calls start in the order of sending. It must not
+/// block. The engine drops it when the caller cancels, when its deadline passes or when the connection breaks. The
+/// values it holds must clean up in `drop`.
 pub trait Handle<A: Action>: Send + Sync + 'static {
     /// Answers one call.
     fn handle(
@@ -59,7 +58,7 @@ pub trait Handle<A: Action>: Send + Sync + 'static {
 
 pub(crate) type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How one action is served.
+/// Handler of one action in a router.
 pub(crate) struct Entry {
     pub(crate) name: &'static str,
     pub(crate) streams: bool,
@@ -72,8 +71,8 @@ impl Entry {
     }
 }
 
-/// The actions one end of a connection serves. Cheap to clone; one router serves all connections of
-/// a server, and remembers request keys across them.
+/// Actions that one end of a connection serves. Cheap to clone.
+/// One router serves all connections of a server, and remembers request keys across them.
 #[derive(Clone)]
 pub struct Router(Arc<Inner>);
 
@@ -83,12 +82,12 @@ struct Inner {
 }
 
 impl Router {
-    /// A router that serves nothing: for an end that only calls.
+    /// Creates a router without actions, for an end that only calls.
     pub fn empty() -> Self {
         RouterBuilder::new(Arc::new(())).build()
     }
 
-    /// Begins a router whose handlers live on `state`.
+    /// Starts a router with the handlers of `state`.
     pub fn builder<S: Send + Sync + 'static>(state: Arc<S>) -> RouterBuilder<S> {
         RouterBuilder::new(state)
     }
@@ -132,7 +131,7 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         }
     }
 
-    /// Serves `A` by the state's handler for it. Does not compile without one.
+    /// Serves `A` with the handler of the state. Does not compile without one.
     pub fn on<A: Action>(mut self) -> Self
     where
         S: Handle<A>,
@@ -150,7 +149,7 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         self
     }
 
-    /// Serves also what `router` serves, but for what this one serves itself.
+    /// Adds the actions of `router` that this one does not serve itself.
     pub fn and(mut self, router: &Router) -> Self {
         for (name, entry) in &router.0.entries {
             self.entries
@@ -160,13 +159,13 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         self
     }
 
-    /// Remembers request keys within these bounds instead of the default ones.
+    /// Uses this store of request keys instead of the default.
     pub fn keys(mut self, keys: KeyStore) -> Self {
         self.keys = keys;
         self
     }
 
-    /// The finished router.
+    /// Returns the finished router.
     pub fn build(self) -> Router {
         Router(Arc::new(Inner {
             entries: self.entries,
@@ -175,8 +174,9 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
     }
 }
 
-/// Declares a closed list of actions and, for it, a function that makes a router. The router does
-/// not compile unless the state handles **every** action of the list.
+/// Declares a closed list of actions, with a function that makes a router.
+///
+/// The router does not compile unless the state handles **every** action of the list.
 ///
 /// ```
 /// use box_rpc::{Action, Call, Empty, Handle, Never, RpcError, contract};
@@ -228,11 +228,11 @@ macro_rules! contract {
         $vis struct $name;
 
         impl $name {
-            /// The names of all its actions.
+            /// Names of all its actions.
             pub const NAMES: &'static [&'static str] =
                 &[$(<$action as $crate::Action>::NAME),+];
 
-            /// A router that serves all of them from `state`.
+            /// Returns a router that serves all of them from `state`.
             pub fn router<S>(state: ::std::sync::Arc<S>) -> $crate::RouterBuilder<S>
             where
                 S: $($crate::Handle<$action> +)+ Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! A call of the peer's, from its parameters to its answer.
+//! A call of the peer, from its parameters to its answer.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -20,7 +20,7 @@ use crate::keys::{Begun, Name, Outcome, Ticket, Waiting};
 use crate::ledger::{Body, Credit, Ended};
 use crate::peer::Peer;
 
-/// What a handler knows of the call it answers.
+/// Context of a call for its handler.
 pub struct Call<A: Action> {
     peer: Peer,
     id: CallId,
@@ -39,28 +39,29 @@ impl<A: Action> fmt::Debug for Call<A> {
 }
 
 impl<A: Action> Call<A> {
-    /// The other end of the connection, to call it back.
+    /// Returns the other end of the connection, for calls back.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// The caller: by the token it said hello with, or as the transport knows it.
+    /// Returns the caller.
+    /// Its token identifies it, or else the transport.
     pub fn caller(&self) -> Caller {
         self.peer.caller()
     }
 
-    /// Time left until the caller gives up, if it said so.
+    /// Returns the time left until the deadline of the caller, if it set one.
     pub fn time_left(&self) -> Option<Duration> {
         self.deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// The request key, if the caller sent one.
+    /// Returns the request key, if the caller sent one.
     pub fn key(&self) -> Option<&str> {
         self.meta.key.as_deref()
     }
 
-    /// Who the call is made for, if the caller said so and it has this shape.
+    /// Returns the context of the call, if the caller sent one, parsed as `T`.
     pub fn context<T: DeserializeOwned>(&self) -> Option<Result<T, RpcError>> {
         let context = self.meta.context.as_deref()?;
         Some(
@@ -70,23 +71,25 @@ impl<A: Action> Call<A> {
         )
     }
 
-    /// To tell, once the handler is dropped, why.
+    /// Returns a handle that says, once the handler is dropped, why.
     pub fn withdrawal(&self) -> Withdrawal {
         Withdrawal(self.peer.clone(), self.id.clone())
     }
 
-    /// Where chunks go. `None` if the caller asked for none: then all belongs into the result.
+    /// Returns the sink for chunks.
+    /// `None` if the caller requested none; the result then contains everything.
     pub fn chunks(&mut self) -> Option<&mut ChunkSink<A>> {
         self.chunks.as_mut()
     }
 }
 
-/// Whether the caller has withdrawn a call, or only its connection is lost.
+/// Says whether the caller cancelled a call, or only its connection was lost.
 #[derive(Debug, Clone)]
 pub struct Withdrawal(Peer, CallId);
 
 impl Withdrawal {
-    /// Whether the caller wants the call no more. Known while the handler runs, and while it is dropped.
+    /// Whether the caller cancelled the call.
+    /// Valid while the handler runs and while it is dropped.
     pub fn happened(&self) -> bool {
         self.0.engine().incoming().ended(&self.1) == Some(Ended::Cancelled)
     }
@@ -97,7 +100,7 @@ pub struct ChunkSink<A: Action> {
     engine: Arc<Engine>,
     id: CallId,
     credit: Arc<Credit>,
-    /// How long the last chunk's text was: the next one's is most likely as long.
+    /// Length of the last chunk's text, an estimate for the next one.
     last: usize,
     action: PhantomData<fn(A::Chunk)>,
 }
@@ -112,7 +115,7 @@ impl<A: Action> fmt::Debug for ChunkSink<A> {
 }
 
 impl<A: Action> ChunkSink<A> {
-    /// Sends one chunk once there is credit for it and a place in the queue.
+    /// Sends one chunk once it has credit and a slot in the queue.
     pub async fn send(&mut self, chunk: &A::Chunk) -> Result<(), RpcError> {
         let index = self.credit.take().await;
         let text = self
@@ -132,7 +135,7 @@ impl<A: Action> ChunkSink<A> {
         }
         let sent = self.engine.respond(text).await;
         if sent.is_err() && self.engine.incoming().left {
-            // An error would end what the next process is to go on with.
+            // An error would end work that the next process is to continue.
             std::future::pending::<()>().await;
         }
         sent.map_err(|_| RpcError::cancelled("the connection is closed"))
@@ -149,7 +152,7 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// Parses, runs, answers.
+    /// Parses the parameters, runs the handler and answers.
     pub(crate) async fn run<A: Action, S: Handle<A>>(self, state: Arc<S>) {
         let Self {
             answer,
@@ -208,7 +211,7 @@ impl Dispatch {
                     let outcome = within(limit, state.handle(params, call)).await;
                     ticket.finish(outcome.and_then(|result| encoded(&result)));
                 });
-                // Here, so that it begins in the order in which it was sent, as a call without a key does.
+                // Polled here, so that it starts in the order of sending, like a call without a key.
                 let first = poll_fn(|cx| Poll::Ready(run.as_mut().poll(cx))).await;
                 if first.is_pending() {
                     let run = tokio::spawn(run);
@@ -249,7 +252,7 @@ fn encoded(result: &impl serde::Serialize) -> Outcome {
     }
 }
 
-/// Tells calls with the same key and other parameters apart.
+/// Hashes the parameters, to detect a key reused with other ones.
 fn fingerprint(params: &impl serde::Serialize) -> u64 {
     let mut hasher = DefaultHasher::new();
     serde_json::to_string(params)
@@ -258,20 +261,20 @@ fn fingerprint(params: &impl serde::Serialize) -> u64 {
     hasher.finish()
 }
 
-/// The duty to answer a call exactly once. Dropped unanswered, it says why: the call was cancelled,
-/// or its handler panicked.
+/// Obligation to answer a call exactly once.
+/// Dropped without an answer, it sends the reason: the call was cancelled, or its handler panicked.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) engine: Arc<Engine>,
     pub(crate) id: CallId,
-    /// Counted as a stream, and ends like one.
+    /// Whether the call counts as a stream and ends like one.
     pub(crate) stream: bool,
     pub(crate) batch: Option<Arc<Batch>>,
     pub(crate) given: bool,
 }
 
 impl Answer {
-    /// The text of a result, or of the error of writing it.
+    /// Returns the text of a result, or of the error of writing it.
     fn encode(&self, result: &dyn Payload) -> String {
         let ends = if self.stream {
             Ends::Stream
@@ -293,7 +296,7 @@ impl Answer {
         }
     }
 
-    /// The text of an error; empty where the codec has none for it.
+    /// Returns the text of an error; empty if the codec does not transmit it.
     fn encode_error(&self, error: &RpcError) -> String {
         let codec = self.engine.codec();
         let text = codec.error(Some(&self.id), error).unwrap_or_default();
@@ -305,7 +308,7 @@ impl Answer {
         codec.error(Some(&self.id), &error).unwrap_or_default()
     }
 
-    /// Sends the answer once there is a place for it in the queue.
+    /// Sends the answer once the queue has a slot.
     async fn give(mut self, mut text: String) {
         if !self.engine.may_hold(text.len()) {
             let max = self.engine.limits.unread_bytes;
@@ -318,7 +321,7 @@ impl Answer {
         }
     }
 
-    /// Sends an error at once, without waiting for a place.
+    /// Sends an error at once, without waiting for a slot.
     pub(crate) fn refuse(mut self, error: &RpcError) {
         let text = self.encode_error(error);
         if let Some(text) = self.release(text) {
@@ -326,8 +329,10 @@ impl Answer {
         }
     }
 
-    /// Frees the id, before the answer is seen, so that its caller may use it again at once. What
-    /// goes out for this answer: nothing if none is wanted, or its batch is not complete yet.
+    /// Frees the id and returns the text to send for this answer.
+    ///
+    /// The id is free before the caller sees the answer, so the caller may reuse it at once. Returns `None` if the
+    /// caller wants no answer, or the batch is incomplete.
     fn release(&mut self, text: String) -> Option<String> {
         self.given = true;
         let ended = self.engine.incoming().answered(&self.id);
@@ -362,7 +367,7 @@ impl Answer {
 struct Repeat {
     answer: Option<Answer>,
     waiting: Waiting,
-    /// How long this call may wait; the run has a limit of its own.
+    /// Time this call may wait; the run has a separate limit.
     limit: Option<Duration>,
 }
 
@@ -382,7 +387,7 @@ impl Repeat {
 
 impl Drop for Repeat {
     fn drop(&mut self) {
-        // Withdrawing a call ends it for good; losing the connection does not.
+        // Only a cancelled call ends the run; a lost connection does not.
         if let Some(answer) = &self.answer
             && answer.engine.incoming().ended(&answer.id) == Some(Ended::Cancelled)
         {
@@ -411,7 +416,7 @@ impl Drop for Answer {
     }
 }
 
-/// Collects the answers of a JSON-RPC batch, which go out together when the last is there.
+/// Collects the answers of a JSON-RPC batch and releases them together.
 #[derive(Debug)]
 pub(crate) struct Batch(Mutex<BatchState>);
 
@@ -429,7 +434,8 @@ impl Batch {
         }))
     }
 
-    /// Adds the answer of one member, empty if it has none. The whole batch once it is complete.
+    /// Adds the answer of one member, empty if it has none.
+    /// Returns the whole batch once it is complete.
     pub(crate) fn add(
         &self,
         mut answer: String,

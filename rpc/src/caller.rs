@@ -5,7 +5,8 @@ use std::sync::{Arc, LazyLock};
 
 use crate::hello::Tokens;
 
-/// How the peer of a connection is known. The engine keeps it for handlers; they decide what it may do.
+/// Identity of the peer of a connection.
+/// The engine passes it to handlers, which decide about permissions.
 ///
 /// A connection cannot be started without one:
 ///
@@ -30,24 +31,24 @@ pub enum Caller {
     Local,
     /// The holder of the token with this name.
     Token(Arc<str>),
-    /// A client whose certificate the operator's authority has signed.
+    /// A client with a certificate signed by the operator's authority.
     Certificate,
     /// A program of this machine, over a loopback address without a token.
     Loopback,
-    /// A peer without an identity: it has not said hello yet, or this side connected to it.
+    /// A peer without identity: before its hello, or if this side connected to it.
     Anonymous,
 }
 
 impl Caller {
-    /// The names of callers that have no token.
+    /// Names of callers that have no token.
     pub const RESERVED: [&str; 4] = ["local", "certificate", "loopback", "anonymous"];
 
-    /// The holder of the token with this name.
+    /// Creates the holder of the token with this name.
     pub fn token(name: impl Into<Arc<str>>) -> Self {
         Self::Token(name.into())
     }
 
-    /// Its name, which no other caller has. A log may show it.
+    /// Returns the unique name of the caller. A log may show it.
     pub fn name(&self) -> Arc<str> {
         static NAMES: LazyLock<[Arc<str>; 4]> = LazyLock::new(|| Caller::RESERVED.map(Arc::from));
         let [local, certificate, loopback, anonymous] = &*NAMES;
@@ -70,12 +71,12 @@ impl fmt::Display for Caller {
     }
 }
 
-/// How a connection learns its caller.
+/// How a connection identifies its caller.
 #[derive(Debug, Clone)]
 pub enum Auth {
     /// Every peer that can open the connection is this caller.
     Caller(Caller),
-    /// The first call is a hello with one of these tokens, and the peer is the token's holder.
+    /// The first call is a hello with one of these tokens, which identifies the peer.
     Tokens(Tokens),
 }
 

@@ -1,15 +1,15 @@
-//! The seam between the engine and whatever carries its strings.
+//! Interface between the engine and a transport.
 
 use std::collections::VecDeque;
 
 use async_trait::async_trait;
 
-/// Something that moves whole messages, one string each, in order, both ways.
+/// A transport of whole messages, one string each, in order, both ways.
 ///
-/// It is split before use: each half is owned by one task, so no read is ever cancelled half way
-/// and nothing needs a lock.
+/// The engine splits it before use. One task owns each half, so no read is cancelled half way and no half needs a
+/// lock.
 pub trait Connection: Send + 'static {
-    /// Gives up the connection for its two halves.
+    /// Splits the connection into its two halves.
     fn split(self: Box<Self>) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>);
 }
 
@@ -23,20 +23,20 @@ where
     }
 }
 
-/// The half that sends.
+/// Sending half.
 #[async_trait]
 pub trait SendHalf: Send {
-    /// Takes one message; may keep it in a buffer until [`flush`](Self::flush).
+    /// Takes one message; may buffer it until [`flush`](Self::flush).
     async fn send(&mut self, message: String) -> Result<(), ConnectionError>;
 
-    /// Everything taken so far is on its way to the peer.
+    /// Sends all buffered messages.
     async fn flush(&mut self) -> Result<(), ConnectionError> {
         Ok(())
     }
 
-    /// Sends all of `messages` and flushes once: what the engine calls.
+    /// Sends all of `messages` and flushes once. The engine calls this method.
     ///
-    /// Worth overriding where a whole batch can be written in one go.
+    /// Override it if the transport can write a whole batch at once.
     async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
         while let Some(message) = messages.pop_front() {
             self.send(message).await?;
@@ -44,79 +44,80 @@ pub trait SendHalf: Send {
         self.flush().await
     }
 
-    /// Says to the peer that nothing more will be sent.
+    /// Ends the sending direction, so that the peer sees the end.
     async fn close(&mut self) -> Result<(), ConnectionError> {
         self.flush().await
     }
 
-    /// Finds out whether the peer is still there, by sending something that every peer passes over. An error says that it
-    /// is gone; one that has gone a moment ago may be found out only the next time.
+    /// Checks whether the peer is still there, by sending data that peers ignore.
+    /// An error means that it is gone. A peer that left a moment ago may be detected only the next time.
     async fn probe(&mut self) -> Result<(), ConnectionError> {
         Ok(())
     }
 }
 
-/// The half that receives.
+/// Receiving half.
 #[async_trait]
 pub trait ReceiveHalf: Send {
-    /// The next message; `None` once the peer has said that it sends no more.
+    /// Returns the next message; `None` once the peer has ended its sending side.
     ///
-    /// After [`ConnectionError::TooLarge`] the connection goes on with the next message; after any
-    /// other error it is over.
+    /// After [`ConnectionError::TooLarge`] the connection continues with the next message. Any other error ends it.
     async fn receive(&mut self) -> Result<Option<String>, ConnectionError>;
 
-    /// A further message that is already here, without waiting for one.
+    /// Returns a further message that has already arrived, without waiting.
     ///
-    /// Worth overriding where one read brings many messages.
+    /// Override it if one read returns many messages.
     fn receive_ready(&mut self) -> Option<String> {
         None
     }
 
-    /// A message may have so many bytes from now on: fewer than its limit while the peer has not
-    /// said who it is, and its limit again afterwards.
+    /// Sets the maximum length of a message from now on.
     ///
-    /// Worth overriding where a message comes bit by bit, so that no more of it than this is kept.
-    /// The engine checks what arrives in any case.
+    /// It is below the configured limit until the peer has identified itself.
+    ///
+    /// Override it if a message arrives in parts, so that the transport buffers no more than this. The engine checks
+    /// every message in any case.
     fn accept_up_to(&mut self, bytes: usize) {
         let _ = bytes;
     }
 
-    /// The peer has said who it is, or at least something that can be read where nothing is asked for.
-    /// `false` if the connection was given up for another one before that: it is over.
+    /// Marks the peer as identified, or as readable if no identity is required.
+    /// Returns `false` if the connection lost its place before: it is over.
     ///
-    /// Worth overriding where connections of peers that are not known have to make room for others.
+    /// Override it if connections of unidentified peers make room for others.
     fn peer_is_known(&mut self) -> bool {
         true
     }
 }
 
-/// Why a connection failed.
+/// Error of a connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
     /// The peer is gone, or the local end was closed.
     #[error("connection closed")]
     Closed,
-    /// A message longer than `limit` bytes was skipped. The connection lives.
+    /// A message longer than `limit` bytes was skipped. The connection stays open.
     #[error("message exceeds the limit of {limit} bytes")]
     TooLarge {
-        /// The first bytes of the message, enough to find its id.
+        /// First bytes of the message, enough to find its id.
         head: String,
-        /// The limit that it exceeds.
+        /// The exceeded limit.
         limit: usize,
     },
     /// The peer broke the framing in a way that cannot be resumed.
     #[error("framing: {0}")]
     Framing(&'static str),
-    /// A message was begun and not ended in time, or could not be written in time.
+    /// A message did not arrive, or could not be written, in time.
     #[error("no whole message within the limit frame of {0:?}")]
     Stalled(std::time::Duration),
-    /// The operating system said no.
+    /// The operating system returned an error.
     #[error("connection: {}", reason(.0))]
     Io(#[from] std::io::Error),
 }
 
-/// What the operating system says, or at least which kind of failure it was: what libraries add may hold paths.
+/// Returns the error of the operating system, or its kind.
+/// Texts that libraries add may contain paths.
 fn reason(error: &std::io::Error) -> String {
     let Some(number) = error.raw_os_error() else {
         return error.kind().to_string();

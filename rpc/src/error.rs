@@ -1,42 +1,42 @@
-//! Errors: one closed set of words, the error that travels, and what a caller gets.
+//! Errors: the closed set of codes, the wire error and the error of a caller.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// What kind of thing went wrong. Twelve words; every error of Box has one of them, on every wire.
+/// Code of an error. Every error of Box has one of twelve, on every wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    /// It exists already and differs, or its state forbids this.
+    /// The object exists and differs, or its state forbids this.
     Conflict,
-    /// No such thing, or none of yours.
+    /// The object does not exist, or belongs to another caller.
     NotFound,
     /// A value of the request breaks a rule.
     Validation,
-    /// Cannot be done now; may work later.
+    /// Temporarily impossible; may work later.
     Unavailable,
-    /// Cannot be done here; asking again is useless.
+    /// Not supported here; a retry is useless.
     Unsupported,
-    /// The caller may not.
+    /// The caller lacks permission.
     Denied,
     /// A configured amount is used up.
     Capacity,
-    /// The time given for it is over.
+    /// The deadline has passed.
     Timeout,
-    /// The caller withdrew it, or its connection ended.
+    /// The caller cancelled it, or its connection ended.
     Cancelled,
-    /// A message or body is longer than its limit.
+    /// A message or body exceeds its limit.
     TooLarge,
-    /// Too many calls at once on this connection.
+    /// Too many concurrent calls on this connection.
     Overloaded,
     /// A fault of the server.
     Internal,
 }
 
 impl Code {
-    /// All words.
+    /// All codes.
     pub const ALL: [Self; 12] = [
         Self::Conflict,
         Self::NotFound,
@@ -52,7 +52,7 @@ impl Code {
         Self::Internal,
     ];
 
-    /// The word as it is written.
+    /// Returns the code as written on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Conflict => "conflict",
@@ -70,7 +70,7 @@ impl Code {
         }
     }
 
-    /// The code for a word.
+    /// Parses a code.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.as_str() == word)
     }
@@ -82,35 +82,35 @@ impl fmt::Display for Code {
     }
 }
 
-/// A fault in how a call was written rather than in what it asked for. JSON-RPC has a number for
-/// each; [`RpcError::code`] has a word for each as well.
+/// Fault in the form of a call rather than in its request.
+/// JSON-RPC has a number for each, and [`RpcError::code`] returns a code for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// The message is not JSON.
     Parse,
-    /// The message is JSON, but no message of the dialect.
+    /// The message is JSON, but no message of the codec.
     InvalidMessage,
-    /// There is no such action.
+    /// The action does not exist.
     UnknownAction,
-    /// The parameters do not have the shape of the action's.
+    /// The parameters do not match those of the action.
     InvalidParams,
 }
 
-/// Longest text about how a call was written, in bytes.
+/// Maximum length in bytes of a text about a fault.
 const FAULT_BYTES: usize = 400;
 
-/// The details of an error about a limit.
+/// Details of an error about a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitDetail {
-    /// The limit's name.
+    /// Name of the limit.
     pub limit: String,
-    /// Its value.
+    /// Value of the limit.
     pub max: usize,
 }
 
-/// The error that travels: a word, a text for people, and optionally details for programs.
+/// The wire error: a code, a human-readable text and optional details.
 ///
-/// One pointer wide, so that results stay small.
+/// It is one pointer wide, so that results stay small.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RpcError(Box<Inner>);
 
@@ -123,7 +123,7 @@ struct Inner {
 }
 
 impl RpcError {
-    /// An error of this kind with this text.
+    /// Creates an error with this code and text.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             code,
@@ -133,14 +133,14 @@ impl RpcError {
         }))
     }
 
-    /// A fault in the writing of a call.
+    /// Creates an error for a fault in the form of a call.
     pub fn fault(fault: Fault, message: impl Into<String>) -> Self {
         let code = match fault {
             Fault::UnknownAction => Code::Unsupported,
             Fault::Parse | Fault::InvalidMessage | Fault::InvalidParams => Code::Validation,
         };
         let mut message = message.into();
-        // The text may quote what the peer wrote, which may be as long as a message.
+        // The text may quote the peer's message, which may have the maximum length.
         if message.len() > FAULT_BYTES {
             message.truncate(message.floor_char_boundary(FAULT_BYTES));
             message.push('…');
@@ -150,7 +150,7 @@ impl RpcError {
         error
     }
 
-    /// An error that names the limit it is about and its value, in the text and in the details.
+    /// Creates an error with the name and value of a limit, in text and details.
     pub fn limit(code: Code, what: &str, name: &str, max: usize) -> Self {
         Self::new(code, format!("{what} exceeds the limit {name} of {max}")).with_detail(
             &LimitDetail {
@@ -160,7 +160,7 @@ impl RpcError {
         )
     }
 
-    /// Adds details for programs, written as JSON. Details that cannot be written are left out.
+    /// Adds details as JSON. Omits details that cannot be written.
     pub fn with_detail(mut self, detail: &impl Serialize) -> Self {
         self.0.detail = serde_json::to_string(detail).ok();
         self
@@ -171,22 +171,22 @@ impl RpcError {
         self
     }
 
-    /// The word.
+    /// Returns the code.
     pub fn code(&self) -> Code {
         self.0.code
     }
 
-    /// Set when the call was written wrongly.
+    /// Returns the fault, if the form of the call was wrong.
     pub fn written_wrongly(&self) -> Option<Fault> {
         self.0.fault
     }
 
-    /// The text for people.
+    /// Returns the human-readable text.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The details, if there are any and they have this shape.
+    /// Returns the details, if present and of this type.
     pub fn detail<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_str(self.0.detail.as_deref()?).ok()
     }
@@ -207,23 +207,23 @@ macro_rules! constructors {
 }
 
 constructors! {
-    /// It exists already and differs, or its state forbids this.
+    /// The object exists and differs, or its state forbids this.
     conflict => Conflict;
-    /// No such thing, or none of yours.
+    /// The object does not exist, or belongs to another caller.
     not_found => NotFound;
     /// A value of the request breaks a rule.
     validation => Validation;
-    /// Cannot be done now; may work later.
+    /// Temporarily impossible; may work later.
     unavailable => Unavailable;
-    /// Cannot be done here; asking again is useless.
+    /// Not supported here; a retry is useless.
     unsupported => Unsupported;
-    /// The caller may not.
+    /// The caller lacks permission.
     denied => Denied;
     /// A configured amount is used up.
     capacity => Capacity;
-    /// The time given for it is over.
+    /// The deadline has passed.
     timeout => Timeout;
-    /// The caller withdrew it, or its connection ended.
+    /// The caller cancelled it, or its connection ended.
     cancelled => Cancelled;
     /// A fault of the server.
     internal => Internal;
@@ -252,23 +252,23 @@ impl fmt::Debug for RpcError {
 
 impl std::error::Error for RpcError {}
 
-/// Why a call gave no result, and which side says so.
+/// Why a call gave no result, and which side reports it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// The peer answered with an error.
     #[error("{0}")]
     Refused(RpcError),
-    /// The connection ended before the answer; whether the call ran is not known.
+    /// The connection ended before the answer; the call may have run.
     #[error("unavailable: connection lost before the answer: {0}")]
     Lost(String),
     /// The connection was closed or closing before the call was sent: it did not run.
     #[error("unavailable: not sent: {0}")]
     NotSent(String),
-    /// The time given for the call is over, and the peer has not said so itself.
+    /// The deadline has passed, and the peer has not answered.
     #[error("timeout: no answer within {0:?}")]
     Timeout(std::time::Duration),
-    /// The request is longer than a message may be: it was not sent.
+    /// The request exceeds the maximum message length and was not sent.
     #[error("too_large: request of {size} bytes exceeds the limit message_bytes of {limit}")]
     TooLarge {
         /// Bytes of the encoded request.
@@ -276,13 +276,13 @@ pub enum CallError {
         /// The limit.
         limit: usize,
     },
-    /// The peer's answer, or our own request, does not have the shape of the action's.
+    /// The peer's answer, or the request, does not match the types of the action.
     #[error("internal: {0}")]
     Shape(String),
 }
 
 impl CallError {
-    /// The word for it.
+    /// Returns the code of the error.
     pub fn code(&self) -> Code {
         match self {
             Self::Refused(error) => error.code(),
@@ -300,7 +300,7 @@ impl From<RpcError> for CallError {
     }
 }
 
-/// What a handler that forwards a call answers when the further call fails.
+/// Error with which a forwarding handler answers when the forwarded call fails.
 impl From<CallError> for RpcError {
     fn from(error: CallError) -> Self {
         match error {

@@ -1,4 +1,4 @@
-//! What the fuzzer and the tests of codecs call.
+//! Entry points for the fuzzer and the tests of codecs.
 
 mod shapes;
 
@@ -9,10 +9,12 @@ use crate::limits::Limits;
 
 pub use shapes::shapes;
 
-/// Decodes a text. Calls and answers that can be read are written and read again, and must then say the same.
+/// Decodes a text, and checks that readable messages survive a round trip.
+///
+/// It writes and reads calls and answers again, and compares them.
 ///
 /// # Panics
-/// If they do not.
+/// If they differ.
 pub fn decode(codec: &dyn Codec, text: &str) {
     let limits = Limits::default();
     let _ = (codec.recognises(text), codec.recognises_head(text));
@@ -29,7 +31,8 @@ pub fn decode(codec: &dyn Codec, text: &str) {
     }
 }
 
-/// What was taken apart unread must be the same when it is read, or turn out not to be JSON there.
+/// Checks the fast path against a full parse.
+/// The full parse must give the same message, or find invalid JSON in the skipped part.
 fn shortcut(
     codec: &dyn Codec,
     text: &str,

@@ -11,20 +11,20 @@ use crate::caller::{Auth, Caller};
 use crate::error::RpcError;
 use crate::limits::Limits;
 
-/// The contract versions this build speaks, lowest and highest.
+/// Contract versions this build supports, lowest and highest.
 pub const CONTRACT: [u32; 2] = [1, 1];
 
-/// Who calls, in which versions, and with which token.
+/// Client, contract versions and token of a hello.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HelloParams {
     /// Name and version of the calling program, for logs.
     #[serde(default)]
     pub client: String,
-    /// The token, where the transport needs one.
+    /// The token, if the transport needs one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
-    /// Lowest and highest contract version the caller speaks.
+    /// Lowest and highest contract version the caller supports.
     #[serde(default = "contract")]
     pub contract: [u32; 2],
 }
@@ -54,21 +54,21 @@ impl fmt::Debug for HelloParams {
     }
 }
 
-/// What the server answers.
+/// Answer of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HelloResult {
     /// Name and version of the server.
     pub server: String,
-    /// The contract version both will speak: the highest they share.
+    /// The contract version to use: the highest that both support.
     pub contract: u32,
-    /// The caps the caller has to keep.
+    /// Limits that the caller has to keep.
     pub limits: HelloLimits,
-    /// Names of what this server can do beyond the contract's first version.
+    /// Features of this server beyond the contract's first version.
     pub features: Vec<String>,
 }
 
-/// The limits a caller has to know.
+/// Limits that a caller has to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HelloLimits {
@@ -91,12 +91,13 @@ impl Action for Hello {
     type Chunk = Never;
 }
 
-/// Named tokens. The name is who the caller is; it may be logged, the token never is.
+/// Named tokens.
+/// The name identifies the caller and may be logged; the token is never logged.
 #[derive(Clone, Default)]
 pub struct Tokens(Arc<[(Arc<str>, Box<str>)]>);
 
 impl Tokens {
-    /// Tokens by name.
+    /// Creates the set from names and tokens.
     pub fn new(tokens: impl IntoIterator<Item = (String, String)>) -> Self {
         Self(
             tokens
@@ -106,7 +107,8 @@ impl Tokens {
         )
     }
 
-    /// The name of this token, found in a time that does not depend on how much of it is right.
+    /// Returns the name of this token.
+    /// The time does not depend on how much of the token is right.
     pub fn name_of(&self, token: &str) -> Option<Arc<str>> {
         let mut found = None;
         for (name, known) in self.0.iter() {
@@ -119,7 +121,8 @@ impl Tokens {
 }
 
 impl Tokens {
-    /// Whether one of these tokens is anywhere in a text, found in a time that does not depend on how much of one is right.
+    /// Whether a text contains one of these tokens.
+    /// The time does not depend on how much of a token is right.
     pub fn are_in(&self, text: &[u8]) -> bool {
         let mut found = false;
         for (_, token) in self.0.iter().filter(|(_, token)| !token.is_empty()) {
@@ -139,7 +142,7 @@ impl fmt::Debug for Tokens {
     }
 }
 
-/// Answers a hello: who the caller is, if a token said so, and what to tell it.
+/// Answers a hello: the caller, if a token identifies it, and the result.
 pub(crate) fn answer(
     params: &HelloParams,
     auth: &Auth,

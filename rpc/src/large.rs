@@ -1,24 +1,23 @@
-//! The memory of large messages, used again.
+//! Reuse of the memory of large messages.
 //!
-//! Fresh memory of this size comes from the system page by page, each zeroed first, and goes back the
-//! same way: a third of what an echo of 15 MiB costs. So the buffer of a large message that is done
-//! with is kept for the next one.
+//! The kernel provides fresh memory of this size page by page, and zeroes each page first. That and the release cost a
+//! third of the time of an echo of 15 MiB. The buffer of a finished large message is therefore kept for the next one.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// From this capacity on, a buffer is worth keeping.
+/// Minimum capacity of a buffer that is kept.
 pub const LARGE: usize = 256 * 1024;
 
-/// Larger buffers are given back to the system.
+/// Maximum capacity of a buffer that is kept.
 const LARGEST: usize = 32 * 1024 * 1024;
 
-/// How many are kept for the whole process: one that is read into, one that is written from.
+/// Number of buffers kept per process: one for reading, one for writing.
 const KEPT: usize = 2;
 
 static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
-/// Lets `buffer` hold `more` bytes, in memory that was used before if that makes it a large one.
+/// Reserves `more` bytes; a large buffer reuses kept memory.
 pub fn reserve(buffer: &mut Vec<u8>, more: usize) {
     let needed = buffer.len().saturating_add(more);
     if needed <= buffer.capacity() {
@@ -35,7 +34,7 @@ pub fn reserve(buffer: &mut Vec<u8>, more: usize) {
     buffer.reserve(more);
 }
 
-/// Keeps the memory of a message that is done with, if it is worth keeping.
+/// Keeps the memory of a finished message, if it is large enough.
 pub fn keep(message: impl Into<Vec<u8>>) {
     let mut buffer = message.into();
     if (LARGE..=LARGEST).contains(&buffer.capacity()) {
@@ -49,12 +48,12 @@ pub fn keep(message: impl Into<Vec<u8>>) {
     }
 }
 
-/// Gives what is kept back to the system. For a process that has a while of nothing to do.
+/// Releases the kept memory. Suits a process that becomes idle.
 pub fn free() {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// Writes behind what a buffer holds.
+/// Writer that appends to a buffer.
 pub(crate) struct Growing<'a>(pub(crate) &'a mut Vec<u8>);
 
 impl io::Write for Growing<'_> {

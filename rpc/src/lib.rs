@@ -1,20 +1,18 @@
-//! The RPC engine of Box: typed calls, both ways, over anything that moves strings.
+//! RPC engine of Box: typed calls, both ways, over any transport of strings.
 //!
 //! # Layout, in reading order
 //!
-//! - [`connection`]: the seam to a transport. A [`Connection`] sends and receives whole strings.
-//! - [`action`]: what can be asked. An [`Action`] has a name and types, [`Handle`] does its work, a
-//!   [`Router`] joins the two.
+//! - [`connection`]: the interface to a transport. A [`Connection`] sends and receives whole strings.
+//! - [`action`]: the actions. An [`Action`] has a name and types, [`Handle`] handles it, a [`Router`] joins the two.
 //! - `peer`: the calling side. [`Peer::call`], [`Peer::stream`]; dropping either cancels the call.
-//! - `session`: [`Session::start`] puts a connection to work with one task that reads and one that
-//!   writes.
-//! - `engine`: what the tasks share; `engine::incoming`: what is done about each message that comes in.
-//! - `call`: a call of the peer's from its parameters to its answer.
-//! - `ledger`, `outbox`: who waits for what, and the queue in front of the writer. No I/O.
-//! - [`codec`]: how messages are written. JSON-RPC is built in; an endpoint may offer others, and the peer's first message
-//!   chooses among them.
-//! - [`limits`], [`error`], [`hello`], [`keys`]: every cap, every error, tokens, request keys.
-//! - [`large`]: the memory of large messages, used again.
+//! - `session`: [`Session::start`] runs a connection with one task that reads and one that writes.
+//! - `engine`: the state that the tasks share; `engine::incoming`: handling of each incoming message.
+//! - `call`: a call of the peer from its parameters to its answer.
+//! - `ledger`, `outbox`: the waiting calls, and the queue in front of the writer. No I/O.
+//! - [`codec`]: the encoding of messages. JSON-RPC is built in; an endpoint may offer others, and the peer's first
+//!   message selects one.
+//! - [`limits`], [`error`], [`hello`], [`keys`]: limits, errors, tokens and request keys.
+//! - [`large`]: reuse of the memory of large messages.
 //!
 //! # A connection by hand
 //!

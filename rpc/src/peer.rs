@@ -1,4 +1,4 @@
-//! The calling side: a call, a stream of chunks, and the guard that cancels what is dropped.
+//! Calling side: calls, streams of chunks, and cancellation on drop.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -21,10 +21,11 @@ use crate::ledger::{Body, Item};
 use crate::outbox::Kind;
 use crate::session::CloseReason;
 
-/// How much longer than its deadline a caller waits, so that the callee's own word arrives.
+/// Time a caller waits beyond its deadline, so that the callee's error can arrive.
 const SLACK: Duration = Duration::from_millis(250);
 
-/// The other end of a connection, to be called. Cheap to clone; holds nothing open.
+/// Handle for calls to the other end of a connection.
+/// Cheap to clone; it does not keep the connection open.
 #[derive(Clone)]
 pub struct Peer(Arc<Engine>);
 
@@ -48,12 +49,13 @@ impl Peer {
         self.request::<A>(params).call().await
     }
 
-    /// Calls, and reads the chunks before the result. Dropping the stream cancels the call.
+    /// Calls and returns the chunks before the result.
+    /// Dropping the stream cancels the call.
     pub async fn stream<A: Action>(&self, params: &A::Params) -> Result<Chunks<A>, CallError> {
         self.request::<A>(params).stream().await
     }
 
-    /// Calls without wanting an answer.
+    /// Calls without an answer.
     pub async fn notify<A: Action>(&self, params: &A::Params) -> Result<(), CallError> {
         if let Some(reason) = self.0.outgoing().over() {
             return Err(CallError::NotSent(reason.to_owned()));
@@ -71,7 +73,7 @@ impl Peer {
             .map_err(|_| not_sent())
     }
 
-    /// Begins a call that carries more than its parameters.
+    /// Starts a call with further settings beside its parameters.
     pub fn request<'a, A: Action>(&'a self, params: &'a A::Params) -> Request<'a, A> {
         Request {
             engine: &self.0,
@@ -81,27 +83,28 @@ impl Peer {
         }
     }
 
-    /// The other end as a caller: by the token it said hello with, or as the transport knows it.
+    /// Returns the caller at the other end.
+    /// Its token identifies it, or else the transport.
     pub fn caller(&self) -> Caller {
         self.0.caller()
     }
 
-    /// What has happened on this connection so far.
+    /// Returns the counters of this connection.
     pub fn stats(&self) -> Stats {
         self.0.stats()
     }
 
-    /// Calls of ours that wait for an answer.
+    /// Returns the number of calls of this side that wait for an answer.
     pub fn in_flight(&self) -> usize {
         self.0.outgoing().in_flight()
     }
 
-    /// Whether a call made now would be refused without being sent.
+    /// Whether a new call would fail without being sent.
     pub fn is_closed(&self) -> bool {
         self.0.outgoing().over().is_some()
     }
 
-    /// Whether the peer has announced its end and said that it will be back at once.
+    /// Whether the peer has announced its end with an immediate restart.
     pub fn restarts(&self) -> bool {
         matches!(self.0.bye(), Some(CloseReason::Bye { restart: true, .. }))
     }
@@ -124,7 +127,7 @@ fn check_size(size: usize, limit: usize) -> Result<(), CallError> {
     }
 }
 
-/// A call about to be made; see [`Peer::request`].
+/// A call that is not sent yet; see [`Peer::request`].
 #[must_use = "nothing is sent until `call`, `ask` or `stream`"]
 pub struct Request<'a, A: Action> {
     engine: &'a Arc<Engine>,
@@ -143,25 +146,28 @@ impl<A: Action> fmt::Debug for Request<'_, A> {
 }
 
 impl<A: Action> Request<'_, A> {
-    /// Gives the call this much time. It travels as time left and is enforced by the callee.
+    /// Sets the timeout of the call.
+    /// It travels as remaining time, and the callee enforces it.
     pub fn deadline(mut self, left: Duration) -> Self {
         self.meta.deadline = Some(left);
         self
     }
 
-    /// Names the call, so that sending it again does not run it again. See [`crate::KeyStore`].
+    /// Sets the request key, so that a repeated call does not run again.
+    /// See [`crate::KeyStore`].
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.meta.key = Some(key.into());
         self
     }
 
-    /// Says who the call is made for. Left out if it cannot be written as JSON.
+    /// Sets the context of the call. Omitted if it cannot be written as JSON.
     pub fn context(mut self, context: &impl Serialize) -> Self {
         self.meta.context = serde_json::to_string(context).ok().map(Into::into);
         self
     }
 
-    /// Lets a stream be this many chunks ahead of its reader, at least one, unless the codec has a fixed window.
+    /// Sets how many chunks a stream may be ahead of its reader, at least one.
+    /// A codec with a fixed window ignores it.
     pub fn credit(mut self, chunks: u32) -> Self {
         self.meta.credit = chunks.max(1);
         self
@@ -182,13 +188,13 @@ impl<A: Action> Request<'_, A> {
         self.ask().await?.answer().await
     }
 
-    /// Sends the call. It is on its way, in its place in the order, when this returns.
+    /// Sends the call. When this returns, the call has its position in the order.
     pub async fn ask(mut self) -> Result<Asked<A>, CallError> {
         self.meta.credit = 0;
         let registered = self.engine.outgoing().call();
         let (id, answer) = registered.map_err(CallError::NotSent)?;
-        // The guard is there before anything is sent: wherever this future is dropped, the call is
-        // forgotten, and cancelled if it went out.
+        // The guard exists before the call is sent. Wherever this future is dropped, the guard removes the call, and
+        // cancels it if it was sent.
         let mut guard = Guard::new(self.engine, id);
         let text = self.encode(id)?;
         let deadline = self.meta.deadline.map(|left| {
@@ -204,7 +210,7 @@ impl<A: Action> Request<'_, A> {
         })
     }
 
-    /// Sends the call; its chunks are then read from the stream returned.
+    /// Sends the call and returns the stream of its chunks.
     pub async fn stream(mut self) -> Result<Chunks<A>, CallError> {
         match self.engine.codec().flow() {
             Flow::Window(window) => self.meta.credit = window,
@@ -242,7 +248,7 @@ impl<A: Action> Request<'_, A> {
 
 type Deadline = (Duration, Option<Instant>);
 
-/// Waits for some work, for as long as the call may take.
+/// Waits for `work`, at most until the deadline of the call.
 async fn in_time<T>(
     deadline: Option<Deadline>,
     work: impl Future<Output = T>,
@@ -251,12 +257,12 @@ async fn in_time<T>(
         Some((left, Some(over))) => tokio::time::timeout_at(over, work)
             .await
             .map_err(|_| CallError::Timeout(left)),
-        // A moment too far away to be a time never comes.
+        // A deadline too far in the future to represent never passes.
         Some((_, None)) | None => Ok(work.await),
     }
 }
 
-/// A call that was sent. Dropping it cancels the call.
+/// A sent call. Dropping it cancels the call.
 #[must_use = "dropping it cancels the call"]
 pub struct Asked<A: Action> {
     guard: Guard,
@@ -293,13 +299,13 @@ fn lost(engine: &Engine) -> CallError {
     )
 }
 
-/// Forgets a call when it is dropped, and cancels it if the peer may be working on it.
+/// Removes a call on drop, and cancels it if the peer may be working on it.
 #[derive(Debug)]
 struct Guard {
     engine: Arc<Engine>,
     id: i64,
     sent: bool,
-    /// The answer has come: nothing to cancel.
+    /// Whether the answer has arrived, so that the guard cancels nothing.
     over: bool,
 }
 
@@ -314,7 +320,7 @@ impl Guard {
     }
 
     async fn send(&mut self, text: String) -> Result<(), CallError> {
-        // From here on it may go out, also in the moment in which this future is dropped.
+        // From here on the call may be sent, even while this future is dropped.
         self.sent = true;
         let sent = self.engine.outbox.push(text, Kind::Call).await;
         sent.map_err(|_| not_sent())
@@ -340,7 +346,7 @@ pub struct Chunks<A: Action> {
     guard: Guard,
     items: mpsc::Receiver<Item>,
     window: u32,
-    /// Chunks read, and of those how many the callee has been told.
+    /// Chunks read, and how many of those this side has acknowledged.
     read: u64,
     granted: u64,
     deadline: Option<(Duration, Pin<Box<Sleep>>)>,
@@ -358,7 +364,7 @@ impl<A: Action> fmt::Debug for Chunks<A> {
 }
 
 impl<A: Action> Chunks<A> {
-    /// Reads what chunks are left, without keeping them, and returns the result.
+    /// Discards the remaining chunks and returns the result.
     pub async fn finish(mut self) -> Result<A::Result, CallError> {
         while let Some(chunk) = self.next().await {
             chunk?;
@@ -390,7 +396,8 @@ impl<A: Action> Chunks<A> {
 }
 
 impl<A: Action> Stream for Chunks<A> {
-    /// A chunk. An error ends the stream; it is also what [`finish`](Chunks::finish) would return.
+    /// A chunk. An error ends the stream.
+    /// [`finish`](Chunks::finish) would return the same error.
     type Item = Result<A::Chunk, CallError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -1,4 +1,4 @@
-//! A connection at work: one task that reads, one that writes, and how both end.
+//! A running connection: a reading task, a writing task and their end.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,24 +21,25 @@ use crate::engine::{Engine, Started};
 use crate::limits::{HEARTBEATS_MISSED, Limits};
 use crate::peer::Peer;
 
-/// Messages taken in before other tasks get a turn.
+/// Maximum messages handled before other tasks run.
 const MESSAGES_A_TURN: usize = 512;
 
-/// How a connection is used. It has no default, because no caller is the right one everywhere.
+/// Options of a connection.
+/// It has no default, because no caller suits every connection.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Its caps.
+    /// Limits of the connection.
     pub limits: Limits,
-    /// How messages are written: by default as JSON-RPC.
+    /// Codecs; the default is JSON-RPC.
     pub codecs: Codecs,
-    /// Decides about the peer's control messages, where it may not send all of them.
+    /// Decides about the peer's control messages, if it may not send all of them.
     pub control_policy: Option<Arc<dyn ControlPolicy>>,
-    /// How the caller at the other end is known.
+    /// How the connection identifies its caller.
     pub auth: Auth,
 }
 
 impl Options {
-    /// The default limits, for a peer that is known this way.
+    /// Returns the default limits, for a peer with this authentication.
     pub fn new(auth: impl Into<Auth>) -> Self {
         Self {
             limits: Limits::default(),
@@ -48,30 +49,31 @@ impl Options {
         }
     }
 
-    /// The default limits, for a peer that is called and does not call: this side connected to it.
+    /// Returns the default limits, for a peer that this side connected to.
+    /// Such a peer does not call.
     pub fn client() -> Self {
         Self::new(Caller::Anonymous)
     }
 }
 
-/// Why a connection is over.
+/// Reason for the end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CloseReason {
-    /// The peer said that it sends no more.
+    /// The peer ended its sending side.
     EndOfInput,
-    /// It was closed on this side.
+    /// This side closed it.
     Closed,
-    /// The peer announced its end; `restart` if it will be back at once.
+    /// The peer announced its end; `restart` if it returns at once.
     Bye {
-        /// What it said.
+        /// Reason that the peer sent.
         reason: String,
-        /// Whether to connect again without waiting.
+        /// Whether to reconnect without waiting.
         restart: bool,
     },
-    /// Nothing came for three heartbeats.
+    /// No message arrived for three heartbeats.
     Silent,
-    /// The peer did not speak in time after connecting.
+    /// The peer sent no message in time after connecting.
     NeverSpoke,
     /// The peer sends more than it reads.
     Flooded,
@@ -98,19 +100,19 @@ impl fmt::Display for CloseReason {
     }
 }
 
-/// A connection at work. Dropping it cuts the connection and ends all calls on it.
+/// A running connection. Dropping it cuts the connection and ends all its calls.
 #[derive(Debug)]
 pub struct Session {
     engine: Arc<Engine>,
 }
 
 impl Session {
-    /// Puts a connection to work: serves the peer from `router`, and can call it.
+    /// Starts a connection: serves the peer from `router`, and can call it.
     pub fn start(connection: impl Connection, router: Router, options: Options) -> Self {
         Self::start_boxed(Box::new(connection), router, options)
     }
 
-    /// As [`start`](Self::start), for a connection whose type is not known.
+    /// Like [`start`](Self::start), for a boxed connection.
     pub fn start_boxed(connection: Box<dyn Connection>, router: Router, options: Options) -> Self {
         let engine = Arc::new(Engine::new(router, options));
         let (send, receive) = connection.split();
@@ -119,40 +121,42 @@ impl Session {
         Self { engine }
     }
 
-    /// The other end, to be called.
+    /// Returns the handle for calls to the other end.
     pub fn peer(&self) -> Peer {
         Peer::of(Arc::clone(&self.engine))
     }
 
-    /// Waits for the end of the connection, however it comes.
+    /// Waits for the end of the connection and returns its reason.
     pub async fn closed(&self) -> CloseReason {
         let mut closed = self.engine.closed.subscribe();
-        // The sender lives in the engine, which we hold.
+        // The engine holds the sender, and `self` holds the engine.
         match closed.wait_for(Option::is_some).await {
             Ok(reason) => reason.clone().unwrap_or(CloseReason::Closed),
             Err(_) => CloseReason::Closed,
         }
     }
 
-    /// Sends no pings, and takes no silence for an end, until told otherwise: for a peer that is stopped on purpose.
+    /// Stops pings and silence detection, or resumes them.
+    /// Used for a peer that is stopped on purpose.
     pub fn expect_silence(&self, expected: bool) {
         let engine = &self.engine;
         engine.silence_expected.store(expected, Ordering::Relaxed);
     }
 
-    /// Ends the connection at once, and all calls on it. Dropping the session does the same.
+    /// Ends the connection and all its calls at once. Dropping does the same.
     pub fn cut(&self) {
         self.engine.stop(CloseReason::Closed, Duration::ZERO);
     }
 
-    /// Ends the connection in order: refuses new calls, lets running ones finish and answer for up
-    /// to `within`, ends the rest.
+    /// Closes the connection in order.
+    /// It refuses new calls, waits up to `within` for running ones, and ends the rest.
     pub async fn close(&self, within: Duration) {
         self.close_saying("closing", false, within).await;
     }
 
-    /// As [`close`](Self::close), telling the peer that this side will be back at once. What does not finish in time is
-    /// not ended but runs on without an answer: this process is about to end, and the next one goes on with its work.
+    /// Like [`close`](Self::close), and announces an immediate restart to the peer.
+    /// Calls that do not finish in time continue without an answer. This process is about to end, and the next one
+    /// continues their work.
     pub async fn close_for_restart(&self, within: Duration) {
         self.close_saying("restarting", true, within).await;
     }
@@ -184,7 +188,7 @@ impl Session {
     }
 }
 
-/// What is queued when a connection ends may always take this long to be written.
+/// Minimum time to write queued messages when a connection ends.
 const MIN_FLUSH: Duration = Duration::from_millis(100);
 
 impl Drop for Session {
@@ -193,7 +197,7 @@ impl Drop for Session {
     }
 }
 
-/// Waits until nothing of the peer's runs here.
+/// Waits until no call of the peer runs.
 async fn idle(engine: &Engine) {
     loop {
         let mut notified = std::pin::pin!(engine.idle.notified());
@@ -205,21 +209,21 @@ async fn idle(engine: &Engine) {
     }
 }
 
-/// Waits until nothing of ours is waiting for an answer, or none can come any more.
+/// Waits until no call of this side waits for an answer, or none can arrive.
 async fn answered(engine: &Engine) {
-    // Closing is rare: a look now and then costs less than a notice with every answer.
+    // Closing is rare: polling costs less than a notification with every answer.
     while engine.outgoing().in_flight() > 0 && engine.closed.borrow().is_none() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// How long after its end of input a peer is first asked for a sign of life. Doubled after each further time.
+/// Delay of the first probe after the peer's end of input; doubles each time.
 const FIRST_PROBE: Duration = Duration::from_millis(100);
 
-/// The longest time between two probes.
+/// Maximum time between two probes.
 const LONGEST_PROBE: Duration = Duration::from_secs(3);
 
-/// Has the writer find out again and again whether the peer is there. What it finds out stops the connection.
+/// Makes the writer probe the peer repeatedly; a failed probe stops the connection.
 async fn probe(engine: &Engine) {
     let mut wait = FIRST_PROBE;
     loop {
@@ -246,13 +250,13 @@ async fn run(engine: Arc<Engine>, receive: Box<dyn ReceiveHalf>, mut writer: Joi
         (CloseReason::EndOfInput | CloseReason::Broken(_), Some(bye)) => bye.clone(),
         (reason, _) => reason,
     };
-    // Nothing more can be answered to us; what we were asked may still be answered.
+    // The peer can answer no more calls, but this side may still answer its calls.
     engine.outgoing().end(&reason.to_string());
     let until = Instant::now() + flush;
     if flush > Duration::ZERO && !engine.is_stopping() {
         tokio::select! {
             _ = timeout(flush, idle(&engine)) => {}
-            // A peer that has closed both directions looks the same until something is sent to it.
+            // A peer that has closed both directions looks the same until this side sends to it.
             () = probe(&engine) => {}
             _ = engine.stopped() => {}
         }
@@ -300,7 +304,7 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
                 if !known && engine.knows_peer() {
                     known = true;
                     if !half.peer_is_known() {
-                        // What it asked for with its first words is not begun.
+                        // Calls in its first message are not started.
                         return CloseReason::Broken(ConnectionError::Closed.to_string());
                     }
                 }
@@ -320,14 +324,14 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
     }
 }
 
-/// Polls a call once, here, so that calls start in the order they were sent and short ones need no
-/// task; what is not finished by then becomes a task.
+/// Polls a call once and spawns a task if it is not finished.
+/// Calls thus start in the order of sending, and short ones need no task.
 async fn launch(engine: &Arc<Engine>, (id, mut running): Started) {
     let first = poll_fn(|cx| {
-        // A panic drops what the call held, which answers it.
+        // A panic drops the values of the call, and that answers it.
         Poll::Ready(catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(cx))))
     });
-    // Whatever the reader has done before: a call that finds its budget used up would begin later than one after it.
+    // Runs without a budget: a call that finds the budget used up would start later than the next one.
     let first = unconstrained(first).await;
     if let Ok(Poll::Pending) = first {
         let task = tokio::spawn(running);
@@ -335,7 +339,7 @@ async fn launch(engine: &Arc<Engine>, (id, mut running): Started) {
     }
 }
 
-/// Writes what is queued, as much at once as there is, and keeps the heart beating.
+/// Writes queued messages in batches, and sends heartbeats.
 async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
     let mut batch = VecDeque::new();
     let mut heart = Heart::new(&engine);
@@ -350,7 +354,7 @@ async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
             }
         };
         let written = match places {
-            // The limit is one message's; a transport notices by itself when nothing moves at all.
+            // The timeout applies to one message; a transport detects by itself that nothing moves.
             Some(_) if batch.is_empty() => timeout(frame, half.probe()).await,
             Some(_) => {
                 let all = frame.saturating_mul(u32::try_from(batch.len()).unwrap_or(u32::MAX));
@@ -376,7 +380,7 @@ async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
     }
 }
 
-/// Sends pings into silence, and notices when nothing answers.
+/// Sends pings during silence, and detects missing answers.
 struct Heart {
     interval: Option<tokio::time::Interval>,
     seen: u64,

@@ -1,7 +1,7 @@
-//! Turns: calls that name the same thing go one after the other, in the order in which they came.
+//! Turns: calls with the same key run one after the other, in order of arrival.
 //!
-//! A turn is taken without waiting, so that a handler which takes it before its first wait has the place in the order in
-//! which its call was sent. Calls that name something else never wait for it.
+//! Taking a turn does not wait. A handler that takes it before its first wait keeps the order in which its call was
+//! sent. Calls with other keys never wait for it.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// The turns of everything that calls can name. Cheap to clone.
+/// Turns of all keys. Cheap to clone.
 pub struct Turns<K>(Arc<Mutex<State<K>>>);
 
 struct State<K> {
@@ -18,14 +18,14 @@ struct State<K> {
     lanes: HashMap<K, VecDeque<Place>>,
 }
 
-/// One call in the lane of one thing.
+/// One call in the queue of one key.
 struct Place {
     number: u64,
     shared: bool,
     waker: Option<Waker>,
 }
 
-/// A place in the order. The turn is over when this is dropped.
+/// A position in the order. Dropping it ends the turn.
 pub struct Turn<K: Hash + Eq> {
     turns: Turns<K>,
     keys: Vec<K>,
@@ -61,24 +61,25 @@ impl<K: Hash + Eq> fmt::Debug for Turn<K> {
 
 impl<K> Turns<K> {
     fn state(&self) -> MutexGuard<'_, State<K>> {
-        // The lanes are sound after every statement.
+        // The queues are consistent after every statement.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<K: Hash + Eq + Clone> Turns<K> {
-    /// A place behind all that have named one of these things before.
+    /// Takes a turn after all earlier ones with one of these keys.
     pub fn take(&self, keys: impl IntoIterator<Item = K>) -> Turn<K> {
         self.take_place(keys, false)
     }
 
-    /// The same for a call that changes nothing: it does not wait for others of its kind.
+    /// Like `take`, for a call that changes nothing.
+    /// It does not wait for other shared turns.
     pub fn take_shared(&self, keys: impl IntoIterator<Item = K>) -> Turn<K> {
         self.take_place(keys, true)
     }
 
     fn take_place(&self, keys: impl IntoIterator<Item = K>, shared: bool) -> Turn<K> {
-        // All of them at once, or two calls could each be before the other.
+        // Takes all keys at once, or two calls could each wait for the other.
         let mut state = self.state();
         state.next += 1;
         let number = state.next;
@@ -86,7 +87,7 @@ impl<K: Hash + Eq + Clone> Turns<K> {
         for key in keys {
             let lane = state.lanes.entry(key.clone()).or_default();
             if lane.back().is_some_and(|last| last.number == number) {
-                // Named twice.
+                // The key is a duplicate.
                 continue;
             }
             lane.push_back(Place {
@@ -106,7 +107,7 @@ impl<K: Hash + Eq + Clone> Turns<K> {
 }
 
 impl<K: Hash + Eq> Turn<K> {
-    /// Returns once every turn is over that was taken before and is not shared with this one.
+    /// Waits until every earlier turn that is not shared with this one has ended.
     pub async fn comes(&self) {
         for key in &self.keys {
             poll_fn(|cx| {
@@ -145,7 +146,7 @@ impl<K: Hash + Eq> Drop for Turn<K> {
                 state.lanes.remove(key);
                 continue;
             }
-            // The first, and those who may go beside it.
+            // The first turn, and those that may run beside it.
             let shared = lane[0].shared;
             let next = lane.iter_mut().enumerate();
             let next = next.take_while(|(at, place)| *at == 0 || (shared && place.shared));

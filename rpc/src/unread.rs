@@ -1,7 +1,7 @@
-//! Responses that peers have not read: how many bytes of them the process holds, and who holds most.
+//! Responses that peers have not read: bytes held per connection and in total.
 //!
-//! One connection is bounded by its `unread_bytes`. All of them together are bounded here: beyond, the connection that holds
-//! most is closed.
+//! `unread_bytes` limits one connection. This module limits all of them together: beyond, it closes the connection
+//! that holds most.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::engine::Engine;
 
-/// Bytes of responses that all connections of the process may hold unread.
+/// Maximum bytes of unread responses of all connections of the process.
 pub const ALL_UNREAD_BYTES: usize = 256 * 1024 * 1024;
 
-/// From so many on, a connection can be the one that holds most. Once all together hold half of what they may, each of them can
-/// that grows: those that are not noted then hold less than half.
+/// Bytes from which a connection is tracked as a candidate for closing.
+/// Once the total exceeds half of its limit, every growing connection is tracked. The untracked ones then hold less
+/// than half.
 const NOTABLE: usize = 1024 * 1024;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -21,12 +22,12 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicU64 = AtomicU64::new(0);
 static NOTED: Mutex<Option<HashMap<u64, Weak<Engine>>>> = Mutex::new(None);
 
-/// Bytes of responses that the process holds because their peers have not read them yet.
+/// Returns the bytes of unread responses that the process holds.
 pub fn unread_bytes() -> usize {
     HELD.load(Ordering::Relaxed)
 }
 
-/// The most that the process has held at once since this was last asked.
+/// Returns the maximum the process has held since the last call.
 pub fn take_unread_peak() -> usize {
     PEAK.swap(unread_bytes(), Ordering::Relaxed)
 }
@@ -35,12 +36,12 @@ fn noted() -> MutexGuard<'static, Option<HashMap<u64, Weak<Engine>>>> {
     NOTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one connection holds.
+/// Unread bytes of one connection.
 #[derive(Debug)]
 pub(crate) struct Unread {
     bytes: AtomicUsize,
     number: u64,
-    /// Whether it is among those that can be the one that holds most.
+    /// Whether it is tracked as a candidate for closing.
     noted: AtomicBool,
 }
 
@@ -72,14 +73,14 @@ impl Unread {
         self.shrank();
     }
 
-    /// Holds nothing any more.
+    /// Resets the bytes to zero.
     pub(crate) fn clear(&self) {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
         HELD.fetch_sub(bytes, Ordering::Relaxed);
         self.shrank();
     }
 
-    /// One that holds nothing is not the one that holds most.
+    /// Stops tracking a connection that holds nothing.
     fn shrank(&self) {
         if self.bytes() > 0 || !self.noted.load(Ordering::Relaxed) {
             return;
@@ -94,7 +95,7 @@ impl Unread {
         }
     }
 
-    /// Notes whose this is once that matters, and returns who is to be closed, if all together hold too much.
+    /// Tracks the connection if needed; returns the one to close above the limit.
     pub(crate) fn has_grown(&self, engine: &Arc<Engine>, most: usize) -> Option<Arc<Engine>> {
         if self.bytes() < NOTABLE && unread_bytes() <= most / 2 {
             return None;
@@ -133,7 +134,7 @@ mod tests {
         Arc::new(Engine::new(Router::empty(), crate::Options::client()))
     }
 
-    /// Holds so many bytes more, and returns which connection is to be closed.
+    /// Adds bytes and returns the connection to close.
     async fn grown(engine: &Arc<Engine>, bytes: usize, most: usize) -> Option<Arc<Engine>> {
         let text = "x".repeat(bytes);
         engine.outbox.push(text, Kind::Response).await.unwrap();
@@ -151,7 +152,7 @@ mod tests {
         }
         let heavy = connection();
         assert!(grown(&heavy, NOTABLE - 1, most).await.is_none());
-        // Whichever grows, the one that holds most is closed.
+        // Whichever connection grows, the one that holds most is closed.
         for bytes in [NOTABLE / 2, 1] {
             let one = connection();
             let closed = grown(&one, bytes, most).await.unwrap();

@@ -1,4 +1,4 @@
-//! What every codec decodes a text to. Borrowed from the text.
+//! Messages that every codec decodes a text to, borrowed from the text.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,19 +7,21 @@ use std::time::Duration;
 
 use crate::error::RpcError;
 
-/// The id of a call: the JSON its caller wrote, echoed exactly.
+/// Id of a call: the JSON its caller wrote, echoed exactly.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CallId {
-    /// A whole number; all of our own calls have one.
+    /// An integer; all calls of this side have one.
     Number(i64),
-    /// Any other JSON token: a string with its quotes, or an odd number.
+    /// Any other JSON token: a string with its quotes, or another number.
     Token(Box<str>),
-    /// A call that wants no answer. Never on the wire; numbered so that it can be aborted.
+    /// A call that wants no answer.
+    /// Never on the wire; the number lets the engine abort the call.
     Unanswered(u64),
 }
 
 impl CallId {
-    /// Reads a JSON token. `None` if it is neither a string nor a number, or too long.
+    /// Parses a JSON token.
+    /// Returns `None` if it is neither a string nor a number, or is too long.
     pub fn from_token(token: &str, max_bytes: usize) -> Option<Self> {
         if token.len() > max_bytes {
             return None;
@@ -45,63 +47,65 @@ impl fmt::Display for CallId {
     }
 }
 
-/// What travels beside the parameters of a call.
+/// Metadata of a call, sent beside its parameters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Meta {
     /// Time left for the call.
     pub deadline: Option<Duration>,
     /// Request key: the call runs once however often it is sent.
     pub key: Option<String>,
-    /// Chunks the caller is ready to take; 0 asks for none.
+    /// Chunks the caller accepts; 0 requests none.
     pub credit: u32,
-    /// Who the call is made for, as JSON; not read by the engine.
+    /// Context of the call, as JSON; the engine does not read it.
     pub context: Option<Arc<str>>,
 }
 
 /// One message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message<'a> {
-    /// Do this. Without an id, no answer is wanted.
+    /// A call. Without an id, the caller wants no answer.
     Call {
-        /// The caller's id for it.
+        /// Id that the caller chose.
         id: Option<CallId>,
-        /// The action's name.
+        /// Name of the action.
         action: Cow<'a, str>,
-        /// Its parameters, a JSON object.
+        /// Parameters, a JSON object.
         params: &'a str,
-        /// Whether the codec has read the whole text as JSON; see [`Codec::read_again`](super::Codec::read_again).
+        /// Whether the codec has parsed the whole text as JSON.
+        /// See [`Codec::read_again`](super::Codec::read_again).
         checked: bool,
-        /// The parameters contain the member `_meta`, which is not the action's.
+        /// Whether the parameters contain `_meta`, which the action must not see.
         meta_inside: bool,
-        /// What travels beside the parameters.
+        /// Metadata of the call.
         meta: Meta,
     },
-    /// An answer, or a part of one, to a call of ours.
+    /// An answer, or a part of one, to a call of this side.
     Answer {
-        /// The id of our call.
+        /// Id of the call.
         id: CallId,
         /// The result or chunk, a JSON object, or the error.
         outcome: Result<&'a str, RpcError>,
-        /// How much of the answer this is.
+        /// Which part of the answer this is.
         part: Part,
-        /// Whether the codec has read the whole text as JSON; see [`Codec::read_again`](super::Codec::read_again).
+        /// Whether the codec has parsed the whole text as JSON.
+        /// See [`Codec::read_again`](super::Codec::read_again).
         checked: bool,
     },
-    /// For the engine itself. With `ask`, an answer is expected.
+    /// A message for the engine itself. With `ask`, the sender expects an answer.
     Control {
-        /// The id under which the sender waits for an answer.
+        /// Id under which the sender waits for an answer.
         ask: Option<CallId>,
-        /// What it says.
+        /// The control message.
         control: Control<'a>,
-        /// Who sends it, as JSON, in a codec whose control messages say so.
+        /// Context of the sender, as JSON, if the codec transmits it.
         context: Option<&'a str>,
     },
-    /// Understood, and nothing is to be done.
+    /// A valid message that needs no action.
     Ignored,
 }
 
 impl Message<'_> {
-    /// Whether the codec has read the whole text as JSON.
+    /// Whether the codec has parsed the whole text as JSON.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn checked(&self) -> bool {
         match self {
@@ -111,88 +115,89 @@ impl Message<'_> {
     }
 }
 
-/// How much of a call's answer a message is.
+/// Part of a call's answer that a message contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The end of the call.
     Whole,
     /// One chunk of a stream.
     Chunk {
-        /// The chunk's number, if the codec writes it.
+        /// Number of the chunk, if the codec writes it.
         index: Option<u64>,
     },
     /// A chunk if the call streams, the end if it does not.
     Either {
-        /// The chunk's number, if the codec writes it.
+        /// Number of the chunk, if the codec writes it.
         index: Option<u64>,
     },
 }
 
-/// What the engines say to each other.
+/// Control message between engines.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Control<'a> {
-    /// The caller withdraws a call.
+    /// The caller cancels a call.
     Cancel {
-        /// Which one.
+        /// Id of the call.
         id: CallId,
     },
-    /// The caller can take more chunks of a stream.
+    /// The caller accepts more chunks of a stream.
     Grant {
-        /// Which one.
+        /// Id of the stream.
         id: CallId,
-        /// How many.
+        /// Number of chunks.
         grant: Grant,
     },
-    /// Asks for a sign of life.
+    /// Requests a sign of life.
     Ping,
-    /// The sign of life.
+    /// Answers a ping.
     Pong,
     /// The sender is about to end the connection.
     Bye {
-        /// Why, for people.
+        /// Human-readable reason.
         reason: Cow<'a, str>,
-        /// Whether to connect again at once.
+        /// Whether to reconnect at once.
         restart: bool,
     },
-    /// A request that the engine does not know; a [`ControlPolicy`](super::ControlPolicy) answers it.
+    /// A request unknown to the engine.
+    /// A [`ControlPolicy`](super::ControlPolicy) answers it.
     Other {
-        /// What it is called.
+        /// Name of the request.
         name: &'static str,
-        /// What it carries, a JSON object.
+        /// Data of the request, a JSON object.
         data: &'a str,
     },
-    /// A request with wrong content, answered with this error.
+    /// A request with invalid content, answered with this error.
     Invalid(RpcError),
 }
 
 /// More credit for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {
-    /// So many chunks more.
+    /// This many more chunks.
     More(u32),
-    /// All chunks up to `read` have been read, and `window` more may follow.
+    /// The reader has read all chunks up to `read` and accepts `window` more.
     UpTo {
-        /// The number of the last chunk read, from 1.
+        /// Number of the last chunk read, from 1.
         read: u64,
-        /// How far the stream may be ahead of its reader.
+        /// Number of chunks the stream may be ahead of its reader.
         window: u32,
     },
 }
 
-/// A text that is no message, and what to say about it.
+/// A text that is no valid message, with the error to answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unreadable {
-    /// The call it was, if that much could be read.
+    /// Id of the call, if it could be read.
     pub id: Option<CallId>,
-    /// What is wrong with it.
+    /// The error.
     pub error: RpcError,
 }
 
-/// What one text holds.
+/// Content of one text.
 #[derive(Debug, PartialEq)]
 pub enum Decoded<'a> {
     /// One message.
     One(Result<Message<'a>, Unreadable>),
-    /// Several, each with its own text. Their answers go out together.
+    /// Several messages, each with its own text. Their answers go out together.
     Batch(Vec<(&'a str, Result<Message<'a>, Unreadable>)>),
 }

@@ -1,5 +1,7 @@
-//! The member `_meta` of JSON-RPC parameters: read beside the action's own parameters, and taken out of the text that the
-//! action gets, whatever type it reads that text as.
+//! Member `_meta` of JSON-RPC parameters.
+//!
+//! The codec reads it beside the parameters of the action. It removes it from the text that the action gets, whatever
+//! type the action parses.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,10 +14,10 @@ use serde_json::value::RawValue;
 use super::Meta;
 use crate::error::{Fault, RpcError};
 
-/// The member's name.
+/// Name of the member.
 const NAME: &str = "_meta";
 
-/// `_meta` as it is written.
+/// Wire format of `_meta`.
 #[derive(Deserialize, Serialize)]
 struct Wire<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,17 +41,17 @@ struct Outer<'a> {
     meta: Option<Wire<'a>>,
 }
 
-/// Milliseconds for the wire; what is over 584 million years is for ever.
+/// Converts to milliseconds; more than 584 million years saturates.
 pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether `_meta` may be a member of these parameters.
+/// Whether these parameters may contain `_meta`.
 pub(super) fn is_inside(params: &str) -> bool {
     memchr::memmem::find(params.as_bytes(), b"\"_meta\"").is_some()
 }
 
-/// Reads `_meta` of a parameter object; nothing is said if it has none.
+/// Reads `_meta` of a parameter object; returns the default if it has none.
 pub(super) fn read(params: &str) -> Result<Meta, serde_json::Error> {
     if !is_inside(params) {
         return Ok(Meta::default());
@@ -64,7 +66,7 @@ pub(super) fn read(params: &str) -> Result<Meta, serde_json::Error> {
     Ok(said.unwrap_or_default())
 }
 
-/// Writes `_meta`'s value.
+/// Writes the value of `_meta`.
 pub(super) fn write(out: &mut Vec<u8>, meta: &Meta) -> Result<(), serde_json::Error> {
     let context = meta
         .context
@@ -80,7 +82,7 @@ pub(super) fn write(out: &mut Vec<u8>, meta: &Meta) -> Result<(), serde_json::Er
     serde_json::to_writer(out, &wire)
 }
 
-/// Parses an action's parameters, without `_meta` if it may be inside. The error names the field.
+/// Parses an action's parameters, without `_meta`. The error names the field.
 pub(crate) fn parse_params<P: DeserializeOwned>(
     params: &str,
     meta_inside: bool,
@@ -91,7 +93,8 @@ pub(crate) fn parse_params<P: DeserializeOwned>(
     serde_json::from_str(params).map_err(|error| fault::<P>(params, &error))
 }
 
-/// The parameters as they were written, but for `_meta`. A copy, because an action may want its parameters as one text.
+/// Returns a copy of the parameters without `_meta`.
+/// It is a copy because an action may parse its parameters as one text.
 fn without(params: &str) -> Result<String, serde_json::Error> {
     let Members(members) = serde_json::from_str(params)?;
     let mut rest = String::with_capacity(params.len());
@@ -108,7 +111,7 @@ fn without(params: &str) -> Result<String, serde_json::Error> {
     Ok(rest)
 }
 
-/// The members of an object in their order, also those of the same name.
+/// Members of an object in order, including duplicates.
 struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
@@ -139,8 +142,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
 #[serde(transparent)]
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// What is wrong and where, without the position in a text that the caller does not see. Only a failure pays for the
-/// second look.
+/// Describes a parse error by its field, without a position in the text.
+/// The caller does not see that text. Only a failure pays for the second parse.
 fn fault<P: DeserializeOwned>(params: &str, error: &serde_json::Error) -> RpcError {
     let mut inner = serde_json::Deserializer::from_str(params);
     let again = serde_path_to_error::deserialize::<_, P>(&mut inner);

@@ -1,10 +1,11 @@
-//! How messages are written. Nothing outside of a [`Codec`] knows it.
+//! Codecs: the only code that knows how messages are written.
 //!
-//! The engine asks one codec per connection, through one vtable: an indirect call costs about a nanosecond, a message
-//! more than a microsecond, and a codec of another crate needs no type parameter on every handle of the engine.
+//! The engine uses one [`Codec`] per connection through a vtable. The indirect call costs about a nanosecond, and a
+//! message more than a microsecond. In return, a codec of another crate needs no type parameter on every handle of the
+//! engine.
 //!
-//! - `message`: what every codec decodes a text to.
-//! - [`JsonRpc`]: JSON-RPC 2.0, the native wire, built in; `meta`: the member `_meta` of its parameters.
+//! - `message`: the messages that every codec decodes a text to.
+//! - [`JsonRpc`]: JSON-RPC 2.0, the native wire format, built in; `meta`: the member `_meta` of its parameters.
 
 mod jsonrpc;
 mod message;
@@ -22,25 +23,27 @@ pub use jsonrpc::JsonRpc;
 pub use message::{CallId, Control, Decoded, Grant, Message, Meta, Part, Unreadable};
 pub(crate) use meta::parse_params;
 
-/// Writes and reads the messages of a connection. Has no state: one value serves all connections.
+/// Writes and reads the messages of a connection.
 ///
-/// Every text is JSON. Ids below zero are the codec's own, for requests whose answers it passes over; the engine gives
-/// its calls positive ones.
+/// It has no state: one value serves all connections. Every text is JSON. Negative ids belong to the codec, for
+/// requests with answers that it ignores. The engine gives its calls positive ids.
 pub trait Codec: fmt::Debug + Send + Sync + 'static {
-    /// What it is called in errors.
+    /// Name of the codec in errors.
     fn name(&self) -> &'static str;
 
-    /// Whether a connection's first message is written in it.
+    /// Whether the first message of a connection is written in this codec.
     fn recognises(&self, text: &str) -> bool;
 
-    /// The same, of a first message of which only the beginning is known.
+    /// Like `recognises`, for the beginning of a first message.
     fn recognises_head(&self, head: &str) -> bool;
 
-    /// Reads a text. It is not longer than a message may be, nor nested deeper than `limits.depth`.
+    /// Decodes a text.
+    /// The engine has checked its length, and its nesting against `limits.depth`.
     fn decode<'a>(&self, text: &'a str, limits: &Limits) -> Decoded<'a>;
 
-    /// Reads a text again that [`decode`](Self::decode) took apart without reading all of it (`checked` is false), now
-    /// all of it. The engine asks when the part in question turns out not to be what was expected.
+    /// Decodes a text completely after [`decode`](Self::decode) skipped a part of it.
+    ///
+    /// In that case `checked` is false. The engine calls this when the skipped part is not as expected.
     fn read_again<'a>(&self, text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
         match self.decode(text, limits) {
             Decoded::One(one) => one,
@@ -48,19 +51,20 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// The id of the message that begins like this and cannot be read whole; see [`id_at_start`].
+    /// Returns the id at the start of an unreadable message; see [`id_at_start`].
     fn id_at_start(&self, head: &str, limits: &Limits) -> Option<CallId>;
 
-    /// Whether the message that begins like this and cannot be read whole is an answer; see [`members_at_start`].
+    /// Whether an unreadable message is an answer; see [`members_at_start`].
     fn is_answer(&self, head: &str) -> bool;
 
-    /// The call whose chunk begins like this, where a chunk is not written as an answer.
+    /// Returns the call of a chunk that begins with `head`.
+    /// Used where a chunk is not written as an answer.
     fn chunk_at_start(&self, head: &str, limits: &Limits) -> Option<CallId> {
         let _ = (head, limits);
         None
     }
 
-    /// A call; without an id no answer is wanted.
+    /// Writes a call; without an id the caller wants no answer.
     fn call(
         &self,
         id: Option<i64>,
@@ -69,7 +73,7 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
         meta: &Meta,
     ) -> Result<String, serde_json::Error>;
 
-    /// What ends a call well.
+    /// Writes the result of a call.
     fn result(
         &self,
         id: &CallId,
@@ -77,10 +81,10 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
         ends: Ends,
     ) -> Result<String, serde_json::Error>;
 
-    /// What ends a call badly. `None` where the codec keeps silent about such an error.
+    /// Writes the error of a call; `None` if the codec does not transmit it.
     fn error(&self, id: Option<&CallId>, error: &RpcError) -> Option<String>;
 
-    /// One chunk, the `index`th from 1. `room` is a guess at the length of the text.
+    /// Writes chunk number `index`, from 1; `room` estimates the length of the text.
     fn chunk(
         &self,
         id: &CallId,
@@ -89,41 +93,41 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
         room: usize,
     ) -> Result<String, serde_json::Error>;
 
-    /// A control message. `None` where the codec has none for it.
+    /// Writes a control message; `None` if the codec does not have it.
     fn control(&self, control: &Control<'_>) -> Option<String>;
 
-    /// How the reader of a stream paces its writer.
+    /// Returns the flow control of streams.
     fn flow(&self) -> Flow {
         Flow::Credit
     }
 
-    /// Whether a call is answered that its caller has cancelled.
+    /// Whether the callee answers a call that its caller has cancelled.
     fn answers_cancelled(&self) -> bool {
         true
     }
 }
 
-/// How the reader of a stream paces its writer.
+/// Flow control of streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// The reader chooses how far the writer may be ahead, and grants so many chunks more.
+    /// The reader chooses the window and grants chunks by number.
     Credit,
-    /// The writer may always be this far ahead, and the reader says up to where it has read.
+    /// The window is fixed, and the reader reports the last chunk it has read.
     Window(u32),
 }
 
-/// Which codec a connection uses.
+/// Codecs that a connection may use.
 #[derive(Debug, Clone, Copy)]
 pub enum Codecs {
-    /// This one, from the beginning: what the peer speaks is known.
+    /// This codec from the beginning: the codec of the peer is known.
     Only(&'static dyn Codec),
-    /// The first of these that recognises the peer's first message. If nothing has come when the first message is
-    /// sent, the first of all.
+    /// The first of these that recognises the peer's first message.
+    /// If this side sends first, the first of the list.
     FirstOf(&'static [&'static dyn Codec]),
 }
 
 impl Default for Codecs {
-    /// JSON-RPC, once the peer has spoken it.
+    /// JSON-RPC, once the peer has used it.
     fn default() -> Self {
         Self::FirstOf(&[&JsonRpc])
     }
@@ -133,7 +137,7 @@ impl Codecs {
     /// JSON-RPC, from the beginning.
     pub const JSON_RPC: Self = Self::Only(&JsonRpc);
 
-    /// The codec that is used if this side speaks first.
+    /// Returns the codec to use if this side sends first.
     pub(crate) fn preferred(self) -> &'static dyn Codec {
         match self {
             Self::Only(codec) => codec,
@@ -141,7 +145,7 @@ impl Codecs {
         }
     }
 
-    /// The codec that the connection uses whatever comes.
+    /// Returns the codec that is fixed from the beginning.
     pub(crate) fn settled(self) -> Option<&'static dyn Codec> {
         match self {
             Self::Only(codec) => Some(codec),
@@ -149,7 +153,7 @@ impl Codecs {
         }
     }
 
-    /// The first that this is so of.
+    /// Returns the first codec that satisfies `is`.
     pub(crate) fn find(self, is: impl Fn(&dyn Codec) -> bool) -> Option<&'static dyn Codec> {
         let offered = match &self {
             Self::Only(codec) => std::slice::from_ref(codec),
@@ -158,7 +162,7 @@ impl Codecs {
         offered.iter().copied().find(|codec| is(*codec))
     }
 
-    /// The names of all, for an error.
+    /// Returns the names of all codecs, for an error.
     pub(crate) fn names(self) -> String {
         match self {
             Self::Only(codec) => codec.name().to_owned(),
@@ -170,17 +174,19 @@ impl Codecs {
     }
 }
 
-/// Decides about the control messages of one connection, for an endpoint whose peers share connections: there a message
-/// carries the context of the peer that sends it. Without a policy, all of them are obeyed.
+/// Decides about the control messages of one connection.
+///
+/// It serves an endpoint with several peers on one connection, where a message carries the context of its sender.
+/// Without a policy, the engine obeys all of them.
 pub trait ControlPolicy: Send + Sync + 'static {
-    /// Whether this message may be sent in this context, which is JSON.
+    /// Checks whether this message may be sent in this context, which is JSON.
     fn check(&self, control: &Control<'_>, context: Option<&str>) -> Result<(), RpcError>;
 
-    /// Whether a call of this action that was made in the context `of` may be cancelled, or be granted chunks, in
-    /// `context`.
+    /// Whether `context` may cancel a call, or grant it chunks.
+    /// The call is of this action and was made in the context `of`.
     fn owns(&self, context: Option<&str>, action: &str, of: Option<&str>) -> bool;
 
-    /// Answers [`Control::Other`]. What succeeds is answered with an empty object.
+    /// Answers [`Control::Other`]. The answer to a success is an empty object.
     fn other(&self, name: &str, data: &str) -> Result<(), RpcError>;
 }
 
@@ -190,9 +196,9 @@ impl fmt::Debug for dyn ControlPolicy {
     }
 }
 
-/// Something to be written as a JSON object.
+/// A value that is written as a JSON object.
 pub trait Payload {
-    /// Writes it at the end of `out`.
+    /// Appends it to `out`.
     fn write(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error>;
 }
 
@@ -202,7 +208,7 @@ impl<T: Serialize> Payload for T {
     }
 }
 
-/// JSON that has been written already.
+/// JSON text, already encoded.
 #[derive(Debug)]
 pub struct Encoded<'a>(pub &'a str);
 
@@ -214,7 +220,7 @@ impl Payload for Encoded<'_> {
     }
 }
 
-/// What a result ends, for a codec that marks the end of a stream.
+/// Kind of call that a result ends, for a codec that marks the end of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ends {
     /// A call that sent no chunks.
@@ -223,7 +229,7 @@ pub enum Ends {
     Stream,
 }
 
-/// Reads a text, unless it is nested too deeply.
+/// Decodes a text, unless it is nested too deeply.
 pub(crate) fn decode<'a>(codec: &dyn Codec, text: &'a str, limits: &Limits) -> Decoded<'a> {
     if too_deep(text.as_bytes(), limits.depth) {
         let error = RpcError::limit(Code::Validation, "nesting", "depth", limits.depth);
@@ -233,7 +239,8 @@ pub(crate) fn decode<'a>(codec: &dyn Codec, text: &'a str, limits: &Limits) -> D
     codec.decode(text, limits)
 }
 
-/// The id that is the value of `member`, a name in quotes, at the start of a message that cannot be read whole.
+/// Returns the id in `member` at the start of an unreadable message.
+/// `member` is a name in quotes.
 pub fn id_at_start(head: &str, member: &str, limits: &Limits) -> Option<CallId> {
     let (_, rest) = members_at_start(head).split_once(member)?;
     let rest = rest.trim_start().strip_prefix(':')?.trim_start();
@@ -241,12 +248,13 @@ pub fn id_at_start(head: &str, member: &str, limits: &Limits) -> Option<CallId> 
         b'"' => rest.split_at(rest[1..].find('"')? + 2),
         _ => rest.split_at(rest.find(|c: char| c != '-' && !c.is_ascii_digit())?),
     };
-    // An escape, or a number that goes on, would make it another id.
+    // An escape, or a number that continues, would make it another id.
     let whole = !token.contains('\\') && after.starts_with([',', '}', ' ', '\t', '\r', '\n']);
     CallId::from_token(token, limits.id_bytes).filter(|_| whole)
 }
 
-/// The beginning of a text, up to its first nested value: beyond that a member could belong to that value.
+/// Returns the beginning of a text, up to its first nested value.
+/// A later member could belong to that value.
 pub fn members_at_start(head: &str) -> &str {
     let start = &head[..head.floor_char_boundary(512)];
     let mut nested = start
@@ -256,7 +264,7 @@ pub fn members_at_start(head: &str) -> &str {
     &start[..nested.next().map_or(start.len(), |(at, _)| at)]
 }
 
-/// The text written by `write`, or the error of writing it.
+/// Returns the text that `write` produced, or its error.
 pub fn written(
     capacity: usize,
     write: impl FnOnce(&mut Vec<u8>) -> Result<(), serde_json::Error>,
@@ -287,7 +295,7 @@ pub fn write_text(out: &mut Vec<u8>, text: &str) {
 
 /// Whether brackets outside strings nest deeper than `max`.
 fn too_deep(text: &[u8], max: usize) -> bool {
-    // Nearly every message has fewer brackets than the limit in all, strings included.
+    // Nearly every message has fewer brackets in total than the limit, even with those in strings.
     if memchr::memchr2_iter(b'{', b'[', text).nth(max).is_none() {
         return false;
     }
@@ -318,7 +326,7 @@ fn too_deep(text: &[u8], max: usize) -> bool {
     false
 }
 
-/// What a text is that could not be parsed at all.
+/// Returns the error for a text that could not be parsed at all.
 pub fn parse_fault(error: &serde_json::Error) -> RpcError {
     match error.classify() {
         serde_json::error::Category::Data => {

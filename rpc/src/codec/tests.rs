@@ -1,4 +1,6 @@
-//! Every shape of the native wire, written down. A change of the wire fails here first.
+//! Every message shape of the native wire format.
+//!
+//! A change of the wire format fails here first.
 
 use serde_json::{Value, json};
 

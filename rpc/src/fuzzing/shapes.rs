@@ -1,4 +1,4 @@
-//! One example of everything that a codec can write.
+//! One example of every message that a codec can write.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn full_meta() -> Meta {
     }
 }
 
-/// The name of each example and its text; empty where the codec has none for it.
+/// Returns the name and text of each example; empty if the codec lacks it.
 #[allow(clippy::too_many_lines)] // a list
 pub fn shapes(codec: &dyn Codec) -> Vec<(&'static str, String)> {
     let params = json!({"a": 1});

@@ -1,4 +1,4 @@
-//! Encoding and decoding are inverse, whatever is said.
+//! Encoding and decoding are inverse for every message.
 
 use std::borrow::Cow;
 use std::time::Duration;
