@@ -1,9 +1,11 @@
-//! Ways to make a [`Connection`](box_rpc::Connection): whole messages, one string each, in order,
-//! both ways. Nothing but [`server`] and [`link`](mod@link) knows that there are calls.
+//! Transports: implementations of [`Connection`](box_rpc::Connection).
+//!
+//! They carry whole messages, one string each, in order, both ways. Only [`server`] and [`link`](mod@link) know about
+//! calls.
 //!
 //! | endpoint | module | framing | for |
 //! |---|---|---|---|
-//! | `queue:NAME` | [`queue`] | none: strings change hands | tests, a runtime linked into its host |
+//! | `queue:NAME` | [`queue`] | none: strings are moved | tests, a runtime linked into its host |
 //! | `stdio:COMMAND` | [`stdio`] | a line each | plugin hosts |
 //! | `tcp://HOST:PORT` | [`tcp`] | a line each | runtimes on a trusted network |
 //! | `tls://HOST:PORT` | [`tcp`], [`tls`] | a line each | runtimes elsewhere, with client certificates |
@@ -12,21 +14,21 @@
 //!
 //! # Reading order
 //!
-//! 1. `bytes`: how bytes are buffered, batched and timed, for every framing.
-//! 2. [`line`](mod@line): one message, one line. Most transports are this and a socket.
+//! 1. `bytes`: buffering, batching and timeouts of bytes, for every framing.
+//! 2. [`line`](mod@line): one message, one line. Most transports consist of this and a socket.
 //! 3. [`queue`], [`tcp`], [`unix`], [`stdio`], [`websocket`]: one transport each.
-//! 4. [`tls`]: certificates in, configurations out.
+//! 4. [`tls`]: certificates and configurations.
 //! 5. [`Endpoint`]: addresses as text; connecting and listening by them.
-//! 6. [`server`]: a router for everyone who connects. [`link`](mod@link): a connection that comes back.
+//! 6. [`server`]: serves a router to every peer. [`link`](mod@link): a connection that reconnects.
 //!
-//! # What holds on all of them
+//! # Guarantees of all transports
 //!
-//! * A message longer than `message_bytes` is skipped in constant memory, reported with its first
-//!   512 bytes, and the next one is read as if nothing had happened.
-//! * A message that was begun must be complete within `frame`, and each write done within it.
-//! * A batch of messages is one write (or one lock), and one read brings many messages.
+//! * The reader skips a message longer than `message_bytes` in constant memory, reports its first 512 bytes and
+//!   continues with the next message.
+//! * A started message must be complete within `frame`, and so must each write.
+//! * A batch of messages is one write (or one lock), and one read returns many messages.
 //! * An idle connection holds no buffer of more than a few kilobytes.
-//! * Errors never hold what was sent, nor a key, a token or a path.
+//! * Errors never contain sent data, a key, a token or a path.
 
 mod bytes;
 pub mod endpoint;

@@ -1,9 +1,8 @@
 //! Newline framing over any byte stream: one message, one line.
 //!
-//! Tolerant in what it reads: empty lines and a carriage return before the newline are dropped, a
-//! last line without a newline counts, and bytes that are not UTF-8 arrive as replacement
-//! characters. A line longer than `message_bytes` is skipped in constant memory and reported as
-//! [`ConnectionError::TooLarge`]; the next line is read as if nothing had happened.
+//! The reader is tolerant. It drops empty lines and a carriage return before the newline, and accepts a last line
+//! without a newline. Bytes that are not UTF-8 become replacement characters. It skips a line longer than
+//! `message_bytes` in constant memory, reports [`ConnectionError::TooLarge`] and continues with the next line.
 //!
 //! ```
 //! use box_rpc::{Connection, Limits};
@@ -52,13 +51,13 @@ where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    /// Frames what `read` and `write` carry. `limits` gives the longest message and the time one
-    /// may take.
+    /// Frames the streams `read` and `write`.
+    /// `limits` gives the maximum length and the timeout of a message.
     pub fn new(read: R, write: W, limits: &Limits) -> Self {
         Self::in_place(read, write, limits, &Place::default())
     }
 
-    /// As [`new`](Self::new), holding a place among a listener's connections.
+    /// Like [`new`](Self::new), holding a place among a listener's connections.
     pub(crate) fn in_place(read: R, write: W, limits: &Limits, place: &Place) -> Self {
         Self {
             send: LineSend::new(write, limits, place.clone()),
@@ -66,18 +65,18 @@ where
         }
     }
 
-    /// Finds out in this way whether the other end is gone.
+    /// Sets the method that checks whether the other end is gone.
     pub(crate) fn probed_by(mut self, probe: Probe) -> Self {
         self.send.probe = probe;
         self
     }
 
-    /// From now on, lines that are not of the form `{…}` or `[…]` are skipped and counted.
+    /// Skips and counts lines that are not of the form `{…}` or `[…]`.
     pub fn skip_noise(&mut self) -> NoiseCount {
         self.receive.noise.get_or_insert_default().clone()
     }
 
-    /// Both halves with their types.
+    /// Returns both halves with their types.
     pub(crate) fn into_parts(self) -> (LineSend<W>, LineReceive<R>) {
         (self.send, self.receive)
     }
@@ -93,7 +92,7 @@ where
     }
 }
 
-/// The half that sends lines.
+/// Sending half.
 #[derive(Debug)]
 pub struct LineSend<W> {
     outbox: Outbox<W>,
@@ -108,9 +107,9 @@ impl<W: AsyncWrite + Unpin> LineSend<W> {
         }
     }
 
-    /// Takes one message; small ones wait for company until the flush.
+    /// Takes one message; buffers small ones until the flush.
     async fn put(&mut self, mut message: String) -> Result<(), ConnectionError> {
-        // A line break outside of a JSON string is white space, inside of one it is not JSON.
+        // A line break outside of a JSON string is white space, and inside of one it is invalid JSON.
         if memchr::memchr(b'\n', message.as_bytes()).is_some() {
             message = message.replace('\n', " ");
         }
@@ -126,12 +125,12 @@ impl<W: AsyncWrite + Unpin> LineSend<W> {
         self.outbox.settle().await
     }
 
-    /// Writes what is left and passes it on.
+    /// Writes and flushes the buffered messages.
     async fn finish(&mut self) -> Result<(), ConnectionError> {
         self.outbox.flush().await
     }
 
-    /// Finds out whether the other end is gone, then or the next time.
+    /// Checks whether the other end is gone; may detect it only the next time.
     async fn probe(&mut self) -> Result<(), ConnectionError> {
         self.outbox.probe(&self.probe).await
     }
@@ -168,12 +167,12 @@ impl<W: AsyncWrite + Unpin + Send> SendHalf for LineSend<W> {
     }
 }
 
-/// How many lines were skipped because they cannot be messages: stray prints, banners, logs.
+/// Counter of skipped lines that cannot be messages: prints, banners, logs.
 #[derive(Debug, Clone, Default)]
 pub struct NoiseCount(Arc<AtomicU64>);
 
 impl NoiseCount {
-    /// Lines skipped so far.
+    /// Returns the number of skipped lines.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -184,27 +183,27 @@ impl NoiseCount {
     }
 }
 
-/// The half that receives lines.
+/// Receiving half.
 #[derive(Debug)]
 pub struct LineReceive<R> {
     intake: Intake<R>,
-    /// The longest line that is read.
+    /// Maximum length of a line.
     limit: usize,
     /// Bytes of the waiting line already searched for its end.
     searched: usize,
-    /// The beginning of an oversize line that is being skipped.
+    /// Beginning of an oversize line that is being skipped.
     skipping: Option<Vec<u8>>,
-    /// The stream has ended; what waits is the last line.
+    /// Whether the stream has ended; the waiting bytes are the last line.
     ended: bool,
-    /// Set where lines that cannot be messages are skipped.
+    /// Set if the reader skips lines that cannot be messages.
     noise: Option<NoiseCount>,
 }
 
-/// What the buffered bytes hold.
+/// Result of searching the buffered bytes.
 enum Found {
     /// A whole line.
     Message(Vec<u8>),
-    /// The beginning of a line that was skipped.
+    /// Beginning of a line that was skipped.
     TooLarge(Vec<u8>),
     /// No end of a line.
     Nothing,
@@ -222,8 +221,8 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         }
     }
 
-    /// The next line; `None` at the end. Everything half done is kept in `self`, so the future may
-    /// be dropped at any time.
+    /// Returns the next line; `None` at the end. Cancel safe.
+    /// `self` keeps all intermediate state.
     async fn next(&mut self) -> Result<Option<String>, ConnectionError> {
         loop {
             match self.find() {
@@ -243,9 +242,9 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         }
     }
 
-    /// A whole line that is already here.
+    /// Returns a whole line that has already arrived.
     fn next_ready(&mut self) -> Option<String> {
-        // An oversize line is an event that only `next` can report.
+        // Only `next` can report an oversize line.
         if self.skipping.is_some() || self.intake.waiting().len() > self.limit {
             return None;
         }
@@ -255,7 +254,7 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         }
     }
 
-    /// Looks for a line among the waiting bytes, skipping what is no message.
+    /// Searches the waiting bytes for a line, and skips lines that are no message.
     fn find(&mut self) -> Found {
         loop {
             let waiting = self.intake.waiting();
@@ -302,8 +301,8 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         }
     }
 
-    /// Lets go of `length` bytes and of the newline after them, with which a line's time ends,
-    /// whatever the line was.
+    /// Consumes `length` bytes and the newline after them.
+    /// The newline ends the timeout of the line, whatever the line was.
     fn drop_line(&mut self, length: usize, newline: bool) {
         self.intake.consume(length + usize::from(newline));
         self.searched = 0;
@@ -312,8 +311,8 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         }
     }
 
-    /// Whether a line beginning with `head` and, where it is known, ending like `tail` is skipped;
-    /// counts it if so.
+    /// Whether to skip a line that begins with `head` and ends like `tail`.
+    /// `tail` is set if the end is known. Counts a skipped line.
     fn is_noise(&self, head: &[u8], tail: Option<&[u8]>) -> bool {
         let Some(noise) = &self.noise else {
             return false;
@@ -351,12 +350,12 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for LineReceive<R> {
     }
 }
 
-/// The line without its carriage return.
+/// Returns the line without its carriage return.
 fn trimmed(line: &[u8]) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// Adds to the kept beginning of an oversize message what still fits.
+/// Adds bytes to the kept beginning of an oversize message, up to its limit.
 pub(crate) fn extend_head(head: &mut Vec<u8>, bytes: &[u8]) {
     let room = HEAD_BYTES.saturating_sub(head.len()).min(bytes.len());
     head.extend_from_slice(&bytes[..room]);

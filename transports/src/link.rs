@@ -1,5 +1,7 @@
-//! A connection that comes back: connects, says hello, and when the connection is lost does so
-//! again, after a while that grows and varies. Calls made in between fail with `unavailable`.
+//! Link: a connection that reconnects after it is lost.
+//!
+//! It connects, sends the hello and repeats both after a loss, with growing and randomised pauses. Calls made in
+//! between fail with `unavailable`.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -22,20 +24,20 @@ use crate::endpoint::{ConnectOptions, Endpoint};
 pub type Connector =
     Box<dyn Fn() -> BoxFuture<'static, Result<Box<dyn Connection>, ConnectionError>> + Send + Sync>;
 
-/// How a link connects.
+/// Options of a link.
 #[derive(Debug, Clone)]
 pub struct LinkOptions {
-    /// How each connection is used. The codec is JSON-RPC unless another one is settled.
+    /// Options of each connection. The codec is JSON-RPC unless another is fixed.
     pub session: Options,
-    /// What to say first on each connection; `None` says nothing.
+    /// Hello to send first on each connection; `None` sends none.
     pub hello: Option<HelloParams>,
-    /// What the other end may call here.
+    /// Actions that the other end may call here.
     pub router: Router,
-    /// The wait after the first failure; doubled after each further one.
+    /// Pause after the first failure; doubled after each further one.
     pub first_wait: Duration,
-    /// The longest wait.
+    /// Maximum pause.
     pub longest_wait: Duration,
-    /// How long the other end may take to answer the hello.
+    /// Timeout for the answer to the hello.
     pub hello_timeout: Duration,
 }
 
@@ -55,40 +57,41 @@ impl Default for LinkOptions {
     }
 }
 
-/// Why there is no connection.
+/// Reason for a missing connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Down {
-    /// Nothing was tried yet.
+    /// The link has not tried to connect yet.
     #[error("not connected yet")]
     NotYet,
-    /// It could not be made.
+    /// Connecting failed.
     #[error("{0}")]
     Connection(ConnectionError),
-    /// It was made, and the hello was refused or lost.
+    /// The hello was refused or lost.
     #[error("hello: {0}")]
     Hello(CallError),
-    /// It was made, and the hello had no answer.
+    /// The hello got no answer in time.
     #[error("hello: no answer in time")]
     HelloTimeout,
-    /// It has ended.
+    /// The connection has ended.
     #[error("{0}")]
     Lost(CloseReason),
 }
 
-/// Whether there is a connection, and if not, why.
+/// State of the connection.
 #[derive(Debug, Clone)]
 enum State {
     Down {
         why: Arc<Down>,
-        /// Attempts that have failed since the link began.
+        /// Failed attempts since the link started.
         failed: u64,
     },
     Up(Peer, Option<Arc<HelloResult>>),
 }
 
 impl State {
-    /// A connection that has ended is still `Up` until the link's own task has noticed.
+    /// Returns the peer of an open connection.
+    /// An ended connection stays `Up` until the task of the link has noticed.
     fn open(&self) -> Option<&Peer> {
         match self {
             Self::Up(peer, _) if !peer.is_closed() => Some(peer),
@@ -97,7 +100,8 @@ impl State {
     }
 }
 
-/// A connection that comes back. Dropping it cuts the current connection and stops trying.
+/// A connection that reconnects.
+/// Dropping it cuts the current connection and stops further attempts.
 pub struct Link {
     state: watch::Receiver<State>,
     hurry: Arc<Notify>,
@@ -117,7 +121,7 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Connects to an endpoint, and keeps doing so.
+    /// Creates a link to an endpoint.
     pub fn to(endpoint: Endpoint, connect: ConnectOptions, options: LinkOptions) -> Self {
         Self::over(
             Box::new(move || {
@@ -128,7 +132,7 @@ impl Link {
         )
     }
 
-    /// Connects by calling `connector`, and keeps doing so.
+    /// Creates a link that connects by calling `connector`.
     pub fn over(connector: Connector, options: LinkOptions) -> Self {
         let (sender, state) = watch::channel(State::Down {
             why: Arc::new(Down::NotYet),
@@ -139,7 +143,7 @@ impl Link {
         Self { state, hurry, task }
     }
 
-    /// The other end, if there is a connection now.
+    /// Returns the other end, if connected.
     pub fn peer(&self) -> Result<Peer, CallError> {
         if self.is_over() {
             return Err(ended());
@@ -153,7 +157,7 @@ impl Link {
         }
     }
 
-    /// Why there is no connection now, if there is none.
+    /// Returns the reason for a missing connection, if it is missing.
     pub fn down(&self) -> Option<Arc<Down>> {
         match &*self.state.borrow() {
             State::Up(..) => None,
@@ -161,7 +165,7 @@ impl Link {
         }
     }
 
-    /// What the other end answered to our hello on the current connection.
+    /// Returns the answer to the hello on the current connection.
     pub fn hello(&self) -> Option<Arc<HelloResult>> {
         match &*self.state.borrow() {
             State::Up(_, hello) => hello.clone(),
@@ -169,12 +173,13 @@ impl Link {
         }
     }
 
-    /// Calls over the current connection. Without one it fails at once with `unavailable`.
+    /// Calls over the current connection.
+    /// Without one it fails at once with `unavailable`.
     pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, CallError> {
         self.peer()?.call::<A>(params).await
     }
 
-    /// Waits for a connection, hurrying the next attempt.
+    /// Waits for a connection and starts the next attempt at once.
     pub async fn connected(&self) -> Result<Peer, CallError> {
         self.connect_now();
         let mut state = self.state.clone();
@@ -186,8 +191,8 @@ impl Link {
             .ok_or_else(ended)
     }
 
-    /// As [`connected`](Self::connected), for at most so long; then the error says why there is no
-    /// connection. The link goes on trying.
+    /// Like [`connected`](Self::connected), with a timeout.
+    /// The error then contains the reason for the missing connection. The link continues to try.
     pub async fn connected_within(&self, limit: Duration) -> Result<Peer, CallError> {
         match timeout(limit, self.connected()).await {
             Ok(connected) => connected,
@@ -195,8 +200,8 @@ impl Link {
         }
     }
 
-    /// The current connection, or what comes of one attempt, made at once. For callers with a pause of
-    /// their own between attempts.
+    /// Returns the current connection, or the result of one immediate attempt.
+    /// Suits callers that pause between attempts themselves.
     pub async fn try_now(&self) -> Result<Peer, CallError> {
         let mut state = self.state.clone();
         let before = match &*state.borrow_and_update() {
@@ -206,7 +211,7 @@ impl Link {
         };
         let before = match before {
             Some(failed) => failed,
-            // Lost just now: how many attempts have failed so far stands in the next state.
+            // Lost just now: the next state contains the number of failed attempts.
             None => match state.wait_for(|state| !is_lost(state)).await.as_deref() {
                 Ok(State::Up(peer, _)) => return Ok(peer.clone()),
                 Ok(State::Down { failed, .. }) => *failed,
@@ -225,7 +230,7 @@ impl Link {
         }
     }
 
-    /// Waits until the current connection is lost. Returns at once if there is none.
+    /// Waits until the current connection is lost; returns at once without one.
     pub async fn disconnected(&self) {
         let mut state = self.state.clone();
         let _ = state
@@ -233,7 +238,8 @@ impl Link {
             .await;
     }
 
-    /// Ends the link: cuts the current connection and makes no other. Dropping the last [`Arc`] does the same.
+    /// Ends the link: cuts the current connection and makes no other.
+    /// Dropping the last [`Arc`] does the same.
     pub fn close(&self) {
         self.task.abort();
     }
@@ -243,13 +249,13 @@ impl Link {
         self.task.is_finished()
     }
 
-    /// Tries at once instead of waiting out the current pause.
+    /// Tries at once instead of waiting for the end of the current pause.
     pub fn connect_now(&self) {
         self.hurry.notify_one();
     }
 }
 
-/// The server of a client: reached over one connection, or over a link that reconnects.
+/// Server of a client, over one connection or a link that reconnects.
 #[derive(Debug, Clone)]
 pub enum Remote {
     /// One connection. The owner of its [`Session`] ends it.
@@ -259,7 +265,7 @@ pub enum Remote {
 }
 
 impl Remote {
-    /// The server, if there is a connection now.
+    /// Returns the server, if connected.
     pub fn peer(&self) -> Result<Peer, CallError> {
         match self {
             Self::Peer(peer) => Ok(peer.clone()),
@@ -267,7 +273,7 @@ impl Remote {
         }
     }
 
-    /// The server, over the current connection or over one that is made at once.
+    /// Returns the server, over the current connection or an immediate new one.
     pub async fn try_now(&self) -> Result<Peer, CallError> {
         match self {
             Self::Link(link) => link.try_now().await,
@@ -278,7 +284,8 @@ impl Remote {
         }
     }
 
-    /// Calls over the current connection. Without one it fails at once with `unavailable`.
+    /// Calls over the current connection.
+    /// Without one it fails at once with `unavailable`.
     pub async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, CallError> {
         self.peer()?.call::<A>(params).await
     }
@@ -296,7 +303,7 @@ fn ended() -> CallError {
     CallError::NotSent("the link has ended".to_owned())
 }
 
-/// Whether the link's own task has yet to notice that the connection is over.
+/// Whether the connection is over and the task of the link has not noticed yet.
 fn is_lost(state: &State) -> bool {
     matches!(state, State::Up(peer, _) if peer.is_closed())
 }
@@ -340,7 +347,7 @@ async fn connect(
     let connection = connector().await.map_err(Down::Connection)?;
     let mut session_options = options.session.clone();
     if let Codecs::FirstOf(_) = session_options.codecs {
-        // This side speaks first.
+        // This side sends first.
         session_options.codecs = Codecs::JSON_RPC;
     }
     let session = Session::start_boxed(connection, options.router.clone(), session_options);
@@ -356,14 +363,14 @@ async fn connect(
     }
 }
 
-/// A pause that doubles with each failure, up to the longest.
+/// Returns a pause that doubles with each failure, up to `longest`.
 pub fn doubled(first: Duration, longest: Duration, failures: u32) -> Duration {
     let times = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
     first.saturating_mul(times).min(longest)
 }
 
-/// Between half and all of a wait that doubles with each failure, so that many clients of one
-/// server do not come back in step.
+/// Returns a random pause between half and all of the doubled wait.
+/// Many clients of one server therefore do not reconnect at the same time.
 fn pause(failures: u32, options: &LinkOptions) -> Duration {
     let half = doubled(options.first_wait, options.longest_wait, failures) / 2;
     let random = RandomState::new().hash_one(failures) % 1024;

@@ -1,7 +1,8 @@
-//! The places of a listener: how many connections it has at once, and who makes room when all are taken.
+//! Places of a listener: its connection limit, and eviction when it is full.
 //!
-//! A connection whose peer has not said who it is makes room for the next one, the oldest of them first. So a crowd that
-//! connects and says nothing keeps out no peer that says who it is before as many others arrive as there are places.
+//! A connection with an unidentified peer makes room for the next one, the oldest first. Many silent connections
+//! therefore cannot keep out a peer that identifies itself quickly enough. It has time until as many further
+//! connections arrive as the listener has places.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,14 +18,14 @@ use rustix::io::Errno;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The places of one listener. Cheap to clone.
+/// Places of one listener. Cheap to clone.
 #[derive(Clone)]
 pub struct Places(Arc<Inner>);
 
 struct Inner {
     limit: usize,
     taken: watch::Sender<usize>,
-    /// The places of peers that are not known, oldest first.
+    /// Places of unidentified peers, oldest first.
     unknown: Mutex<Unknown>,
 }
 
@@ -34,14 +35,15 @@ struct Unknown {
     seats: BTreeMap<u64, Arc<Seat>>,
 }
 
-/// What a place and the listener share.
+/// State that a place and the listener share.
 #[derive(Debug, Default)]
 struct Seat {
     lost: AtomicBool,
     waker: AtomicWaker,
 }
 
-/// The place of one connection. It is free again when the last clone is dropped. The default is a place among none.
+/// The place of one connection. Dropping the last clone frees it.
+/// The default belongs to no listener.
 #[derive(Debug, Clone, Default)]
 pub struct Place(Option<Arc<Held>>);
 
@@ -62,7 +64,7 @@ impl fmt::Debug for Places {
 }
 
 impl Places {
-    /// So many places.
+    /// Creates this many places.
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(Inner {
             limit,
@@ -72,25 +74,25 @@ impl Places {
     }
 
     fn unknown(&self) -> MutexGuard<'_, Unknown> {
-        // Nothing is half done when the lock is given back.
+        // The state is consistent whenever the lock is released.
         self.0
             .unknown
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there are.
+    /// Returns the number of places.
     pub fn limit(&self) -> usize {
         self.0.limit
     }
 
-    /// How many are taken.
+    /// Returns the number of taken places.
     pub fn taken(&self) -> usize {
         *self.0.taken.borrow()
     }
 
-    /// A place for a new connection, whose peer is not known yet, and whether another one had to make room. `None` if the
-    /// peers of all others are known.
+    /// Takes a place for a new connection with an unidentified peer.
+    /// Also returns whether another connection had to make room. `None` if all other peers are identified.
     pub fn take(&self) -> Option<(Place, bool)> {
         let made_room = self.taken() >= self.0.limit;
         if made_room && !self.make_room() {
@@ -111,13 +113,14 @@ impl Places {
         Some((Place(Some(Arc::new(held))), made_room))
     }
 
-    /// Takes its place away from the oldest connection whose peer is not known. Whether there was one.
+    /// Evicts the oldest connection with an unidentified peer, if any.
+    /// Returns whether one existed.
     pub fn make_room(&self) -> bool {
         let mut unknown = self.unknown();
         let Some((_, seat)) = unknown.seats.pop_first() else {
             return false;
         };
-        // Under the lock, or one that ends at this moment would be counted out twice.
+        // Under the lock, or a connection that ends at this moment would be subtracted twice.
         seat.lost.store(true, Ordering::Release);
         drop(unknown);
         self.0.taken.send_modify(|taken| *taken -= 1);
@@ -125,28 +128,28 @@ impl Places {
         true
     }
 
-    /// Returns once no place is taken.
+    /// Waits until no place is taken.
     pub async fn all_free(&self) {
-        // The sender is `self`, so it cannot be gone.
+        // `self` owns the sender, so it cannot be gone.
         let _ = self.0.taken.subscribe().wait_for(|taken| *taken == 0).await;
     }
 }
 
 impl Place {
-    /// The peer is known: the connection keeps its place for as long as it wants it. `false` if the place was lost to
-    /// another connection before, so that this one is over.
+    /// Keeps the place of a connection with an identified peer.
+    /// Returns `false` if another connection has taken the place: this one is over.
     #[must_use]
     pub fn keep(&self) -> bool {
         let Some(held) = &self.0 else {
             return true;
         };
-        // Under the lock under which places are lost.
+        // Uses the lock that also guards eviction.
         let mut unknown = held.places.unknown();
         unknown.seats.remove(&held.number);
         !held.seat.lost.load(Ordering::Acquire)
     }
 
-    /// Ready once the place is lost to another connection. One task can wait for that.
+    /// Ready once another connection has taken the place. One task can wait for it.
     pub fn poll_lost(&self, cx: &Context<'_>) -> Poll<()> {
         let Some(held) = &self.0 else {
             return Poll::Pending;
@@ -158,7 +161,7 @@ impl Place {
         Poll::Pending
     }
 
-    /// Returns once the place is lost to another connection. One task can wait for that.
+    /// Waits until another connection has taken the place. One task can wait for it.
     pub async fn lost(&self) {
         poll_fn(|cx| self.poll_lost(cx)).await;
     }
@@ -173,30 +176,32 @@ impl Drop for Held {
     }
 }
 
-/// How long accepting rests when the system has no descriptor or memory left; doubled while that lasts.
+/// First pause of accepting without descriptors or memory; doubles each time.
 const FIRST_REST: Duration = Duration::from_millis(20);
 
-/// The longest it rests at once.
+/// Maximum pause.
 const LONGEST_REST: Duration = Duration::from_millis(640);
 
-/// How often the log says at most that no connection can be accepted.
+/// Minimum interval between log lines about failed accepts.
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
-/// What a listener does about connections that cannot be accepted: it says so now and then, and tries again less and less often.
+/// Backoff of a listener that cannot accept connections.
+/// It logs at intervals and retries after increasing pauses.
 #[derive(Debug, Default)]
 pub struct Rests {
-    /// How long the last one was, unless a connection has come since.
+    /// Last pause, unless a connection has arrived since.
     last: Option<Duration>,
-    /// When the log last said why.
+    /// Time of the last log line.
     said: Option<Instant>,
-    /// Whether the log is still to say that it is over.
+    /// Whether the log must still report the end of the problem.
     lasts: bool,
-    /// Whether another connection was given up for the next one, so that it is not over with that.
+    /// Whether an eviction freed the descriptor of the next connection.
+    /// That connection does not end the problem.
     made_room: bool,
 }
 
 impl Rests {
-    /// Waits a while. Where descriptors are missing, a connection whose peer is not known gives up its own.
+    /// Pauses. If descriptors ran out, evicts a connection with an unidentified peer.
     pub async fn rest(&mut self, error: &io::Error, places: &Places) {
         let rest = self
             .last
@@ -214,7 +219,7 @@ impl Rests {
         tokio::time::sleep(rest).await;
     }
 
-    /// A connection was accepted.
+    /// Records that a connection was accepted.
     pub fn over(&mut self) {
         self.last = None;
         if !std::mem::take(&mut self.made_room) && std::mem::take(&mut self.lasts) {
@@ -223,7 +228,7 @@ impl Rests {
     }
 }
 
-/// Why no connection can be accepted, for the operator.
+/// Returns the reason for a failed accept, for the operator.
 fn unaccepted(error: &io::Error) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::MFILE) => "this process has no file descriptor left (EMFILE); raise its limit \
@@ -298,7 +303,7 @@ mod tests {
         rests.rest(&starved, &places).await;
         assert_eq!(begun.elapsed(), FIRST_REST);
         assert!(is_lost(&silent));
-        // The place of another one is no end of it, and is not told as a new begin.
+        // An evicted connection's descriptor does not end the problem, so the log reports no new one.
         rests.over();
         assert!(rests.lasts && rests.last.is_none());
         rests.rest(&starved, &places).await;

@@ -19,14 +19,15 @@ pub async fn connect(address: impl ToSocketAddrs, limits: &Limits) -> Result<Tcp
     over(open(address).await?, limits)
 }
 
-/// Frames a stream that is connected already.
+/// Frames a connected stream.
 pub fn over(stream: TcpStream, limits: &Limits) -> Result<Tcp, ConnectionError> {
     prepare(&stream)?;
     let (read, write) = stream.into_split();
     Ok(Line::new(read, write, limits))
 }
 
-/// Connects to `host` with TLS. The server must prove to be `host`, unless `tls` names another.
+/// Connects to `host` with TLS.
+/// The server must prove to be `host`, unless `tls` names another.
 pub async fn connect_tls(
     host: &str,
     port: u16,
@@ -38,27 +39,27 @@ pub async fn connect_tls(
     Ok(Box::new(Line::new(read, write, limits)))
 }
 
-/// A connected stream that sends small messages at once.
+/// Returns a connected stream that sends small messages at once.
 pub(crate) async fn open(address: impl ToSocketAddrs) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     prepare(&stream)?;
     Ok(stream)
 }
 
-/// Silence after which the system asks the other machine for a sign of life.
+/// Silence after which the kernel sends a keepalive probe.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
 
-/// How long after that it asks again.
+/// Interval of further keepalive probes.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 
-/// How often it asks in vain before the connection is broken.
+/// Unanswered keepalive probes after which the connection is broken.
 const KEEPALIVE_TIMES: u32 = 3;
 
-/// How long the other machine may leave what was sent to it unacknowledged.
+/// Maximum time that sent data may stay unacknowledged.
 const UNACKNOWLEDGED: Duration = Duration::from_mins(1);
 
-/// Has small messages sent at once, and the system find out when the other machine is gone, whatever is spoken on the
-/// connection and whether or not anything is.
+/// Enables `TCP_NODELAY` and the detection of a dead peer.
+/// The kernel detects it whatever the protocol, and even on an idle connection.
 pub fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

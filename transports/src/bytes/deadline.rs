@@ -1,4 +1,4 @@
-//! The time one message may take, at no cost for messages that arrive whole.
+//! Timeout of one message, without cost for messages that arrive whole.
 
 use std::{
     fmt,
@@ -12,8 +12,8 @@ use tokio::time::{Instant, Sleep};
 
 /// Runs from the moment a message is known to be incomplete until its end.
 ///
-/// The clock is read once per message that needs more than one read or write; a timer exists only
-/// while such a message has to be waited for.
+/// It reads the clock once per message that needs more than one read or write. A timer exists only while a task waits
+/// for such a message.
 pub(crate) struct Deadline {
     limit: Duration,
     begun: Option<Instant>,
@@ -21,7 +21,7 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// A deadline that does not run yet.
+    /// Creates a deadline that does not run yet.
     pub(crate) fn new(limit: Duration) -> Self {
         Self {
             limit,
@@ -30,38 +30,40 @@ impl Deadline {
         }
     }
 
-    /// What it allows.
+    /// Returns the timeout.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Starts the clock, unless it runs already.
+    /// Starts the clock, unless it is running.
     pub(crate) fn begin(&mut self) {
         if self.begun.is_none() {
             self.begun = Some(Instant::now());
         }
     }
 
-    /// The message is complete.
+    /// Stops the clock, because the message is complete.
     ///
-    /// The timer stays where it is: a stale one wakes the task once, which is cheaper than taking it
-    /// out of the wheel for every message.
+    /// The timer stays registered. A stale timer wakes the task once, which costs less than removing it for every
+    /// message.
     pub(crate) fn end(&mut self) {
         self.begun = None;
     }
 
-    /// Whether the time is over. For a peer so busy that its reader never has to wait.
+    /// Whether the time is over.
+    /// Used for a peer so busy that its reader never waits.
     pub(crate) fn is_over(&self) -> bool {
         self.begun
             .is_some_and(|begun| begun.elapsed() >= self.limit)
     }
 
-    /// Ready when the time is over; wakes the task then. Never ready while the clock stands.
+    /// Ready when the time is over; wakes the task then.
+    /// Never ready while the clock is stopped.
     pub(crate) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(begun) = self.begun else {
             return Poll::Pending;
         };
-        // A limit too far away to be a time is no limit.
+        // A limit too far in the future to represent is no limit.
         let Some(end) = begun.checked_add(self.limit) else {
             return Poll::Pending;
         };

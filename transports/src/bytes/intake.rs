@@ -1,4 +1,4 @@
-//! The reading side of a byte stream: what has arrived and is not yet part of a message.
+//! Reading side of a byte stream: bytes that are not yet part of a message.
 
 use std::{
     future::{Future, poll_fn},
@@ -13,22 +13,21 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::{Deadline, connection_error, spare};
 use crate::places::Place;
 
-/// One read asks for at least this much.
+/// Minimum size of one read.
 const READ: usize = 16 * 1024;
 
-/// What a buffer that is in the middle of a message grows by.
+/// Growth of a buffer in the middle of a message.
 const GROWTH: usize = 64 * 1024;
 
-/// Capacity that a connection may keep while it waits for the rest of a message.
+/// Maximum capacity kept while waiting for the rest of a message.
 const KEPT_WHILE_WAITING: usize = 4 * 1024;
 
-/// From this size on, a message takes the buffer it was read into instead of a copy.
+/// Minimum size of a message that takes over its read buffer without a copy.
 const HANDED_OVER: usize = 128 * 1024;
 
-/// Bytes that have arrived, and the stream they come from.
+/// Arrived bytes, and the stream they come from.
 ///
-/// An idle intake owns no buffer (see [`spare`]), so ten thousand silent connections cost next to
-/// nothing.
+/// An idle intake owns no buffer (see [`spare`]), so ten thousand silent connections need almost no memory.
 #[derive(Debug)]
 pub(crate) struct Intake<R> {
     read: R,
@@ -39,7 +38,7 @@ pub(crate) struct Intake<R> {
 }
 
 impl<R: AsyncRead + Unpin> Intake<R> {
-    /// An empty intake; `frame` is the time one message may take.
+    /// Creates an empty intake; `frame` is the timeout of one message.
     pub(crate) fn new(read: R, frame: Duration, place: Place) -> Self {
         Self {
             read,
@@ -50,12 +49,12 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         }
     }
 
-    /// What has arrived and is not consumed.
+    /// Returns the arrived bytes that are not consumed.
     pub(crate) fn waiting(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    /// Lets go of the first `count` bytes.
+    /// Discards the first `count` bytes.
     pub(crate) fn consume(&mut self, count: usize) {
         self.start += count;
         if self.start >= self.bytes.len() {
@@ -64,13 +63,14 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         }
     }
 
-    /// Takes the first `count` bytes out. A large message keeps the buffer it was read into.
+    /// Removes and returns the first `count` bytes.
+    /// A large message keeps its read buffer.
     pub(crate) fn take(&mut self, count: usize) -> Vec<u8> {
         if self.start == 0 && count >= HANDED_OVER {
             let rest = self.bytes.split_off(count);
             let mut message = std::mem::replace(&mut self.bytes, rest);
             if message.capacity() > 2 * count.max(large::LARGE) {
-                // Much of what it was read into is another message's.
+                // A large part of the read buffer belongs to another message.
                 let exact = message.clone();
                 large::keep(message);
                 return exact;
@@ -85,18 +85,19 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         message
     }
 
-    /// The place is kept, because the peer is known. `false` if another connection has it already.
+    /// Keeps the place, because the peer is identified.
+    /// Returns `false` if another connection has taken it.
     pub(crate) fn keep_place(&self) -> bool {
         self.place.keep()
     }
 
-    /// The message that was begun is complete, and the clock stops.
+    /// Stops the clock, because the message is complete.
     pub(crate) fn message_ended(&mut self) {
         self.deadline.end();
     }
 
-    /// Waits for more bytes; `false` at the end of the stream. `begun` says that part of a message
-    /// has arrived, so the rest must come in time.
+    /// Waits for more bytes; `false` at the end of the stream.
+    /// `begun` means that a part of a message has arrived, so the rest must arrive in time.
     pub(crate) async fn fill(&mut self, begun: bool) -> Result<bool, ConnectionError> {
         if begun {
             self.deadline.begin();
@@ -114,7 +115,7 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         self.bytes.capacity()
     }
 
-    /// Reads, and looks at the clock when there is a reason to.
+    /// Reads, and checks the clock if needed.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, ConnectionError>> {
         let read = self.poll_read(cx);
         let over = match &read {
@@ -127,14 +128,14 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         if over {
             return Poll::Ready(Err(ConnectionError::Stalled(self.deadline.limit())));
         }
-        // What has come is read first: it may say who the peer is.
+        // Arrived bytes are read first, because they may identify the peer.
         if read.is_pending() && self.place.poll_lost(cx).is_ready() {
             return Poll::Ready(Err(ConnectionError::Closed));
         }
         read.map_err(connection_error)
     }
 
-    /// Reads into the buffer where it has room, and through the stack where it has none.
+    /// Reads into the buffer if it has capacity, and otherwise through the stack.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
         if self.bytes.capacity() - self.bytes.len() < READ {
             if self.bytes.len() < KEPT_WHILE_WAITING {
@@ -147,7 +148,7 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         pin!(self.read.read_buf(&mut self.bytes)).poll(cx)
     }
 
-    /// Gives the buffer back while nothing comes, but for the little of a message that has come.
+    /// Returns the buffer while no bytes arrive; keeps a short partial message.
     fn rest(&mut self) {
         if self.bytes.len() < KEPT_WHILE_WAITING && self.bytes.capacity() > KEPT_WHILE_WAITING {
             let begun = self.bytes.as_slice().to_vec();

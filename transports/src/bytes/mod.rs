@@ -1,5 +1,6 @@
-//! What every framing over a byte stream shares: a reader that buffers, a writer that batches, and
-//! the time one message may take.
+//! Parts of every framing over a byte stream.
+//!
+//! These are a buffering reader, a batching writer and the timeout of one message.
 
 mod deadline;
 mod intake;
@@ -17,10 +18,10 @@ pub(crate) use self::{
     outbox::{Outbox, Probe, WRITTEN_DIRECTLY},
 };
 
-/// How much of an oversize message is kept, so that its id can still be found and answered.
+/// Bytes kept of an oversize message, so that its id can be found and answered.
 pub(crate) const HEAD_BYTES: usize = 512;
 
-/// A peer that is gone is not a fault of the system, whichever way the system puts it.
+/// Maps an I/O error; all errors of a vanished peer become `Closed`.
 pub(crate) fn connection_error(error: io::Error) -> ConnectionError {
     match error.kind() {
         io::ErrorKind::BrokenPipe
@@ -32,8 +33,9 @@ pub(crate) fn connection_error(error: io::Error) -> ConnectionError {
     }
 }
 
-/// Text from the wire. What is not UTF-8 becomes replacement characters: the engine then counts
-/// the message as unparsable instead of losing the connection.
+/// Converts bytes from the wire to text.
+/// Bytes that are not UTF-8 become replacement characters. The engine then counts the message as unparsable and keeps
+/// the connection.
 pub(crate) fn text_of(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes)
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())

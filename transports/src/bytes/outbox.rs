@@ -1,4 +1,4 @@
-//! The writing side of a byte stream: many small messages, few writes.
+//! Writing side of a byte stream: many small messages, few writes.
 
 use std::{
     future::poll_fn,
@@ -15,44 +15,44 @@ use tokio::io::AsyncWrite;
 use super::{Deadline, connection_error, spare};
 use crate::places::Place;
 
-/// The buffer is written out when it holds this much.
+/// Size at which the buffer is written out.
 const WRITE_SIZE: usize = 64 * 1024;
 
-/// From this size on, a message is written from its own memory instead of being copied.
+/// Minimum size of a message that is written without a copy.
 pub(crate) const WRITTEN_DIRECTLY: usize = 32 * 1024;
 
-/// How it is found out whether the other end of a stream is gone, once it sends no more.
+/// Method to check whether the other end is gone after its end of input.
 #[derive(Debug, Default)]
 pub(crate) enum Probe {
-    /// By an empty line, which every peer drops: over a network nothing else tells.
+    /// Sends an empty line, which every peer drops. Needed over a network.
     #[default]
     EmptyLine,
-    /// By writing nothing, which fails where both ends are of one machine.
+    /// Writes zero bytes, which fails if both ends are on one machine.
     EmptyWrite,
-    /// By looking at the descriptor.
+    /// Polls the descriptor.
     Look(OwnedFd),
-    /// Not at all.
+    /// Does not check.
     Never,
 }
 
-/// Bytes on their way out, and the stream they go to.
+/// Outgoing bytes, and the stream they go to.
 ///
-/// Each write of the buffer, or of one large message, must be done within the limit `frame`: a
-/// peer that stops reading does not hold its messages in our memory for ever.
+/// Each write of the buffer, or of one large message, must finish within the limit `frame`. A peer that stops reading
+/// therefore cannot hold its messages in memory indefinitely.
 #[derive(Debug)]
 pub(crate) struct Outbox<W> {
-    /// Gone once closed: a pipe says that nothing more will come only by being dropped.
+    /// `None` once closed: a pipe signals its end only by being dropped.
     write: Option<W>,
     buffer: Vec<u8>,
     deadline: Deadline,
-    /// A write was begun and not finished: it failed, or its future was dropped. Whatever followed
-    /// would be taken for the rest of it.
+    /// Whether a write is incomplete: it failed, or its future was dropped.
+    /// The peer would read any further bytes as the rest of it.
     torn: bool,
     _place: Place,
 }
 
 impl<W: AsyncWrite + Unpin> Outbox<W> {
-    /// An empty outbox; `frame` is the time one write may take.
+    /// Creates an empty outbox; `frame` is the timeout of one write.
     pub(crate) fn new(write: W, frame: Duration, place: Place) -> Self {
         Self {
             write: Some(write),
@@ -63,7 +63,8 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
         }
     }
 
-    /// Where small things are put. Call [`settle`](Self::settle) after each.
+    /// Returns the buffer for small messages.
+    /// Call [`settle`](Self::settle) after each.
     pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
         if self.buffer.capacity() == 0 {
             self.buffer = spare::take();
@@ -71,7 +72,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
         &mut self.buffer
     }
 
-    /// Writes the buffer out if it has become large.
+    /// Writes the buffer out if it is large.
     pub(crate) async fn settle(&mut self) -> Result<(), ConnectionError> {
         if self.buffer.len() >= WRITE_SIZE {
             self.write_buffer().await?;
@@ -79,13 +80,13 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
         Ok(())
     }
 
-    /// Writes what is buffered and then `bytes`, which are not copied.
+    /// Writes the buffer and then `bytes`, which are not copied.
     pub(crate) async fn write_directly(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
         self.write_buffer().await?;
         self.write_all(bytes).await
     }
 
-    /// Everything taken so far is on its way.
+    /// Sends all buffered bytes.
     pub(crate) async fn flush(&mut self) -> Result<(), ConnectionError> {
         self.write_buffer().await?;
         spare::give_back(std::mem::take(&mut self.buffer));
@@ -93,7 +94,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
             .await
     }
 
-    /// Finds out whether the other end still takes something.
+    /// Checks whether the other end still accepts data.
     pub(crate) async fn probe(&mut self, how: &Probe) -> Result<(), ConnectionError> {
         match how {
             Probe::EmptyLine => {
@@ -118,7 +119,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
         }
     }
 
-    /// Flushes and ends the stream in this direction. Nothing can be written afterwards.
+    /// Flushes and ends the stream in this direction. No write may follow.
     pub(crate) async fn close(&mut self) -> Result<(), ConnectionError> {
         if self.write.is_none() {
             return Ok(());
@@ -168,7 +169,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
         Ok(())
     }
 
-    /// Repeats `step` until it is done, for as long as the limit allows.
+    /// Repeats `step` until it is done or the timeout has passed.
     async fn in_time(
         &mut self,
         mut step: impl FnMut(&mut W, &mut Context<'_>) -> Poll<std::io::Result<()>>,

@@ -1,29 +1,31 @@
-//! Buffers that change hands: a connection borrows one while bytes pass through it, and an idle one
-//! owns none. A thread keeps a few, so that a busy connection does not ask the allocator each time.
+//! Shared buffers: a connection borrows one while bytes pass through it.
+//!
+//! An idle connection owns none. A thread keeps a few, so that a busy connection does not call the allocator each
+//! time.
 
 use std::cell::RefCell;
 
-/// The capacity of a fresh buffer.
+/// Capacity of a new buffer.
 const SIZE: usize = 64 * 1024;
 
-/// Larger ones are not kept.
+/// Maximum capacity of a kept buffer.
 const LARGEST: usize = 256 * 1024;
 
-/// How many a thread keeps.
+/// Number of buffers a thread keeps.
 const KEPT: usize = 4;
 
 thread_local! {
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An empty buffer.
+/// Returns an empty buffer.
 pub(super) fn take() -> Vec<u8> {
     SPARE
         .with_borrow_mut(Vec::pop)
         .unwrap_or_else(|| Vec::with_capacity(SIZE))
 }
 
-/// Gives a buffer back; what is in it is forgotten.
+/// Returns a buffer to the thread; discards its content.
 pub(super) fn give_back(mut buffer: Vec<u8>) {
     if (SIZE..=LARGEST).contains(&buffer.capacity()) {
         SPARE.with_borrow_mut(|spare| {
@@ -35,8 +37,8 @@ pub(super) fn give_back(mut buffer: Vec<u8>) {
     }
 }
 
-/// Frees what this thread keeps for busy connections, 1 MiB at most. For a process that has a while of nothing to do and
-/// shares its machine with many others like it.
+/// Frees the spare buffers of this thread, at most 1 MiB.
+/// Suits an idle process that shares its machine with many similar ones.
 pub fn free_spare_buffers() {
     SPARE.with_borrow_mut(|spare| *spare = Vec::new());
 }

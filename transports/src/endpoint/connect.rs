@@ -1,4 +1,4 @@
-//! From an endpoint to a connection.
+//! Connecting to an endpoint.
 
 use std::io::{Error, ErrorKind};
 
@@ -9,7 +9,7 @@ use super::{ConnectOptions, Endpoint, HostPort};
 use crate::{queue, stdio, tcp, unix, websocket::WebSocket};
 
 impl Endpoint {
-    /// Connects, within the time that `options` give.
+    /// Connects, within the timeout of `options`.
     pub async fn connect(
         &self,
         options: &ConnectOptions,

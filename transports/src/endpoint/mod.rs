@@ -1,4 +1,4 @@
-//! An address as text: what goes in configurations and on command lines.
+//! Endpoints: addresses as text, for configurations and command lines.
 //!
 //! [`Endpoint`] parses and prints; [`Endpoint::connect`] and [`Endpoint::listen`] act on it.
 //!
@@ -38,7 +38,7 @@ pub use self::{
     parse::EndpointError,
 };
 
-/// Where a peer is, or where one may come from.
+/// Address of a peer or of a listener.
 ///
 /// ```
 /// use box_transports::Endpoint;
@@ -53,7 +53,7 @@ pub use self::{
 /// | text | meaning |
 /// |---|---|
 /// | `queue:NAME` | a joined queue in this process |
-/// | `stdio:COMMAND ARGS` | a command to start; `stdio:` alone listens on our own standard streams |
+/// | `stdio:COMMAND ARGS` | a command to start; `stdio:` alone listens on the standard streams of this process |
 /// | `tcp://HOST:PORT` | TCP |
 /// | `tls://HOST:PORT` | TCP with TLS |
 /// | `unix:PATH` | a Unix socket |
@@ -64,33 +64,33 @@ pub use self::{
 pub enum Endpoint {
     /// A joined queue in this process.
     Queue {
-        /// The name its listener took.
+        /// Name of its listener.
         name: String,
     },
     /// A command, reached by its standard streams.
     Stdio {
-        /// The program and its arguments; empty for our own standard streams.
+        /// The program and its arguments; empty for the standard streams of this process.
         command: Vec<String>,
     },
     /// A byte stream over TCP.
     Tcp {
-        /// Where to.
+        /// Host and port.
         address: HostPort,
-        /// Whether TLS is spoken on it.
+        /// Whether the stream uses TLS.
         tls: bool,
     },
     /// A Unix socket.
     Unix {
-        /// Its file.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// A websocket.
     WebSocket {
-        /// Where to.
+        /// Host and port.
         address: HostPort,
-        /// Whether TLS is spoken beneath.
+        /// Whether the websocket uses TLS.
         tls: bool,
-        /// The path of the request, with its slash; empty if none was named.
+        /// Path of the request, with its slash; empty if not given.
         path: String,
     },
 }
@@ -100,7 +100,7 @@ pub enum Endpoint {
 pub struct HostPort {
     /// The name or address; an IPv6 address without its brackets.
     pub host: String,
-    /// The port; 0 lets a listener take any.
+    /// The port; 0 lets the kernel choose one for a listener.
     pub port: u16,
 }
 

@@ -22,7 +22,7 @@ where
     Box::new(Line::new(read, write, limits)).split()
 }
 
-/// The receiving half over a pipe that holds `buffer` bytes, and the other end of the pipe.
+/// Returns a receiving half over a pipe of `buffer` bytes, and its other end.
 fn receiver(buffer: usize, limits: &Limits) -> (LineReceive<DuplexStream>, DuplexStream) {
     let (near, far) = tokio::io::duplex(buffer);
     (LineReceive::new(near, limits, Place::default()), far)

@@ -1,4 +1,4 @@
-//! From HTTP to frames, on either side.
+//! HTTP upgrade to a websocket, for client and server.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use box_rpc::ConnectionError;
@@ -13,16 +13,16 @@ use super::{
 };
 use crate::bytes::{Intake, Outbox};
 
-/// Longest head of a request or of an answer.
+/// Maximum length of the head of a request or answer.
 const HEAD_LIMIT: usize = 16 * 1024;
 
-/// Most headers of either.
+/// Maximum number of headers of a request or answer.
 const HEADERS: usize = 64;
 
-/// What the protocol appends to a key before it is hashed.
+/// Suffix that the protocol appends to a key before it is hashed.
 const KEY_SUFFIX: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// The value of `Sec-WebSocket-Accept` for a `Sec-WebSocket-Key`.
+/// Returns the `Sec-WebSocket-Accept` for a `Sec-WebSocket-Key`.
 pub fn accept_key(key: &str) -> String {
     let mut hash = Sha1::new();
     hash.update(key.as_bytes());
@@ -30,7 +30,8 @@ pub fn accept_key(key: &str) -> String {
     BASE64.encode(hash.finalize())
 }
 
-/// Reads the request, asks `gate`, and answers. Frames may follow when it returns `Ok`.
+/// Reads the request, checks it with `gate` and answers.
+/// Frames may follow when it returns `Ok`.
 pub(super) async fn serve<R, W>(
     intake: &mut Intake<R>,
     outbox: &mut Outbox<W>,
@@ -78,7 +79,8 @@ where
     }
 }
 
-/// The key to answer with and the length of the head; `None` if the head is not all there.
+/// Returns the key to answer with and the length of the head.
+/// `None` if the head is incomplete.
 fn read_request(bytes: &[u8], gate: &dyn Admit) -> Result<Option<(String, usize)>, Refusal> {
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut parsed = Request::new(&mut headers);
@@ -108,7 +110,7 @@ fn read_request(bytes: &[u8], gate: &dyn Admit) -> Result<Option<(String, usize)
     Ok(Some((accept_key(key), size)))
 }
 
-/// The answer to a request that is refused.
+/// Returns the answer to a refused request.
 fn refuse(refusal: Refusal) -> String {
     let Refusal { status, reason } = refusal;
     let more = match status {
@@ -117,20 +119,20 @@ fn refuse(refusal: Refusal) -> String {
         _ => "",
     };
     let length = reason.len() + 1;
-    // The words after the status mean nothing to any client.
+    // Clients ignore the text after the status.
     format!(
         "HTTP/1.1 {status} Refused\r\n{more}Content-Type: text/plain\r\nContent-Length: {length}\r\n\
          Connection: close\r\n\r\n{reason}\n"
     )
 }
 
-/// The status with which a server refused the upgrade. It is inside the [`io::Error`](std::io::Error) of
-/// [`ConnectionError::Io`].
+/// Status with which a server refused the upgrade.
+/// It is inside the [`io::Error`](std::io::Error) of [`ConnectionError::Io`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the server refused the upgrade with status {0}")]
 pub struct UpgradeRefused(pub u16);
 
-/// Asks for the upgrade and reads the answer.
+/// Requests the upgrade and reads the answer.
 pub(super) async fn ask<R, W>(
     intake: &mut Intake<R>,
     outbox: &mut Outbox<W>,
@@ -176,7 +178,8 @@ where
     }
 }
 
-/// Whether the two can be sent as a header without becoming two.
+/// Whether name and value form a single valid header.
+/// This prevents header injection.
 fn is_header(name: &str, value: &str) -> bool {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !name.is_empty()
@@ -184,7 +187,7 @@ fn is_header(name: &str, value: &str) -> bool {
         && !value.bytes().any(|byte| byte.is_ascii_control())
 }
 
-/// The length of the answer's head; `None` if it is not all there.
+/// Returns the length of the answer's head; `None` if it is incomplete.
 fn read_answer(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError> {
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut answer = Response::new(&mut headers);

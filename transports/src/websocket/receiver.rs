@@ -1,4 +1,4 @@
-//! The receiving half: frames become messages, in constant memory beyond the limit.
+//! Receiving half: joins frames to messages, in constant memory beyond the limit.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -16,60 +16,60 @@ use crate::{
     line::extend_head,
 };
 
-/// Frames that may make up one message.
+/// Maximum number of frames of one message.
 const FRAGMENTS: usize = 4096;
 
-/// Memory taken for a message before its bytes have come.
+/// Maximum memory reserved for a message before its bytes have arrived.
 const TAKEN_ON_TRUST: u64 = 64 * 1024;
 
-/// The half that receives.
+/// Receiving half.
 #[derive(Debug)]
 pub(super) struct WebSocketReceive<R, W> {
     intake: Intake<R>,
     role: Role,
     limit: usize,
-    /// The message that was begun.
+    /// The incomplete message.
     message: Option<Partial>,
-    /// The frame of it that is arriving.
+    /// Its frame that is arriving.
     frame: Option<Frame>,
-    /// What came where only a message could be returned.
+    /// Event that could not be returned where only a message is possible.
     later: Option<Found>,
-    /// The peer has closed, or is not listened to any more.
+    /// Whether the peer has closed, or this end has stopped reading.
     ended: bool,
     writer: Arc<Writer<W>>,
 }
 
-/// A message that was begun.
+/// An incomplete message.
 #[derive(Debug)]
 struct Partial {
     /// Its text so far, or only the beginning once it is too large.
     text: Vec<u8>,
     too_large: bool,
-    /// Frames so far.
+    /// Number of frames so far.
     fragments: usize,
 }
 
-/// A data frame whose payload is arriving.
+/// A data frame with a payload that is arriving.
 #[derive(Debug)]
 struct Frame {
     last: bool,
     mask: Option<[u8; 4]>,
-    /// Bytes that have come.
+    /// Bytes that have arrived.
     done: usize,
     /// Bytes that are missing.
     missing: u64,
 }
 
-/// What the buffered bytes hold.
+/// Result of searching the buffered bytes.
 #[derive(Debug)]
 enum Found {
     /// A whole message.
     Message(String),
-    /// The beginning of a message that was skipped.
+    /// Beginning of a message that was skipped.
     TooLarge(Vec<u8>),
-    /// The peer sends no more.
+    /// The peer has closed its sending side.
     Close,
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     Broken(Violation),
     /// More bytes are needed.
     Nothing,
@@ -80,7 +80,7 @@ where
     R: AsyncRead + Unpin + Send,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    /// Reads frames from `intake`; answers go to `writer`.
+    /// Creates a receiver of frames from `intake`; answers go to `writer`.
     pub(super) fn new(intake: Intake<R>, role: Role, limit: usize, writer: Arc<Writer<W>>) -> Self {
         Self {
             intake,
@@ -94,7 +94,7 @@ where
         }
     }
 
-    /// Looks for a message among the waiting bytes; answers pings on the way.
+    /// Searches the waiting bytes for a message, and answers pings.
     fn find(&mut self) -> Found {
         self.find_message().unwrap_or_else(Found::Broken)
     }
@@ -128,7 +128,7 @@ where
                     });
                 }
                 Opcode::Close | Opcode::Ping | Opcode::Pong => {
-                    // A control frame is short: it is waited for as a whole.
+                    // A control frame is short, so the receiver waits for the whole frame.
                     let Some(payload) = self.control_payload(header, size) else {
                         return Ok(Found::Nothing);
                     };
@@ -142,7 +142,7 @@ where
         }
     }
 
-    /// Takes a control frame out, if it is all there.
+    /// Removes a control frame and returns its payload, if it is complete.
     fn control_payload(&mut self, header: Header, size: usize) -> Option<Vec<u8>> {
         let length = usize::try_from(header.length).ok()?;
         let mut payload = self.intake.waiting().get(size..size + length)?.to_vec();
@@ -153,7 +153,7 @@ where
         Some(payload)
     }
 
-    /// Enters a data frame: the first of a message, or one more.
+    /// Starts a data frame: the first of a message, or a further one.
     fn begin_frame(&mut self, header: Header) -> Result<(), Violation> {
         if header.opcode == Opcode::Text {
             if self.message.is_some() {
@@ -194,8 +194,8 @@ where
         Ok(())
     }
 
-    /// Moves what has come of the current frame into its message; returns the message if that was
-    /// the end of it.
+    /// Moves the arrived bytes of the current frame into its message.
+    /// Returns the message if it is complete.
     fn take_payload(&mut self) -> Result<Option<Found>, Violation> {
         let (Some(frame), Some(message)) = (&mut self.frame, &mut self.message) else {
             return Ok(None);
@@ -278,7 +278,7 @@ where
                         self.intake.message_ended();
                     }
                     if !self.intake.fill(begun).await? {
-                        // An end without a close frame is a peer that vanished.
+                        // An end without a close frame means that the peer vanished.
                         self.ended = true;
                         return Err(ConnectionError::Closed);
                     }

@@ -1,4 +1,4 @@
-//! The sending half, and the answers that the receiving half owes.
+//! Sending half, and the answers to control frames of the peer.
 
 use std::{
     collections::VecDeque,
@@ -18,28 +18,29 @@ use super::{
 };
 use crate::bytes::{Outbox, WRITTEN_DIRECTLY};
 
-/// Where frames are written. Its lock is free but for pings: the sending half is one task.
+/// Writer of frames.
+/// Only pings contend for its lock, because one task owns the sending half.
 #[derive(Debug)]
 pub(super) struct Writer<W> {
     sink: AsyncMutex<Sink<W>>,
-    /// The ping to answer, and whether a task is about it.
+    /// The ping to answer, and whether a task is answering it.
     ping: Mutex<(Option<Vec<u8>>, bool)>,
-    /// Frames that have come, whichever they were.
+    /// Number of received frames of any kind.
     pub(super) heard: AtomicU64,
 }
 
-/// What the lock guards.
+/// State that the lock guards.
 #[derive(Debug)]
 struct Sink<W> {
     outbox: Outbox<W>,
-    /// A client masks what it sends.
+    /// Masks of a client; a server does not mask.
     masks: Option<Masks>,
-    /// A close frame was written; nothing may follow it.
+    /// Whether a close frame was written, after which no frame may follow.
     closed: bool,
 }
 
 impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
-    /// Writes into `outbox`.
+    /// Creates a writer into `outbox`.
     pub(super) fn new(outbox: Outbox<W>, role: Role) -> Self {
         Self {
             sink: AsyncMutex::new(Sink {
@@ -52,7 +53,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
         }
     }
 
-    /// Asks the peer for a sign of life.
+    /// Sends a ping.
     async fn ping(&self) -> Result<(), ConnectionError> {
         self.sink
             .lock()
@@ -61,8 +62,8 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
             .await
     }
 
-    /// Answers a ping from a task of its own, for the reader waits for nothing but the wire. Of
-    /// many pings at once only the last is answered, as the protocol allows.
+    /// Answers a ping in a separate task, because the reader must not wait for writes.
+    /// Of several pending pings it answers only the last, as the protocol allows.
     pub(super) fn pong(self: &Arc<Self>, payload: Vec<u8>) {
         let mut ping = self.ping.lock().unwrap_or_else(PoisonError::into_inner);
         ping.0 = Some(payload);
@@ -71,7 +72,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
         }
     }
 
-    /// Answers until there is no ping left to answer.
+    /// Answers until no ping is left.
     async fn send_pongs(self: Arc<Self>) {
         loop {
             let payload = {
@@ -88,7 +89,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
         }
     }
 
-    /// Tells the peer why nothing of it will be read any more.
+    /// Sends the peer the reason why this end stops reading.
     pub(super) fn refuse(self: &Arc<Self>, violation: Violation) {
         let writer = Arc::clone(self);
         tokio::spawn(async move {
@@ -102,7 +103,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
 }
 
 impl<W: AsyncWrite + Unpin> Sink<W> {
-    /// Takes one message; small ones wait for company until the flush.
+    /// Takes one message; buffers small ones until the flush.
     async fn text(&mut self, message: String) -> Result<(), ConnectionError> {
         if self.closed {
             return Err(ConnectionError::Closed);
@@ -143,7 +144,7 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
         written
     }
 
-    /// The mask for the next frame, if this end masks.
+    /// Returns the mask for the next frame, if this end masks.
     fn mask(&mut self) -> Result<Option<[u8; 4]>, ConnectionError> {
         Ok(self.masks.as_mut().map(Masks::next).transpose()?)
     }
@@ -159,33 +160,33 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
     }
 }
 
-/// Finds out whether the peer is still there, beside what both halves do.
+/// Checks whether the peer is still there, independently of both halves.
 #[derive(Debug)]
 pub struct Pinger<W> {
     pub(super) writer: Arc<Writer<W>>,
 }
 
 impl<W: AsyncWrite + Unpin + Send + 'static> Pinger<W> {
-    /// Asks the peer for a sign of life. Its answer is seen by the half that receives, while that is waited on.
+    /// Sends a ping. The receiving half sees the answer while a task waits on it.
     pub async fn ping(&self) -> Result<(), ConnectionError> {
         self.writer.ping().await
     }
 
-    /// How many frames have come so far, answers to pings included.
+    /// Returns the number of received frames, including answers to pings.
     pub fn heard(&self) -> u64 {
         self.writer.heard.load(Ordering::Relaxed)
     }
 }
 
-/// The half that sends: one unfragmented text frame for each message.
+/// Sending half: one unfragmented text frame for each message.
 #[derive(Debug)]
 pub(super) struct WebSocketSend<W> {
     pub(super) writer: Arc<Writer<W>>,
-    /// What it closes with, if that is not [`NORMAL`].
+    /// Close status, if other than [`NORMAL`].
     pub(super) status: Option<Arc<AtomicU16>>,
 }
 
-/// The status of a connection that did what it was for.
+/// Status of a normal closure.
 const NORMAL: u16 = 1000;
 
 impl<W> WebSocketSend<W> {
@@ -215,7 +216,8 @@ impl<W: AsyncWrite + Unpin + Send + 'static> SendHalf for WebSocketSend<W> {
         sink.outbox.flush().await
     }
 
-    /// Sends the close frame. What the peer still sends before its own can be received.
+    /// Sends the close frame.
+    /// The receiving half still gets messages that the peer sends before its own.
     async fn close(&mut self) -> Result<(), ConnectionError> {
         let status = self.status.as_ref();
         let status = status.map_or(NORMAL, |status| status.load(Ordering::Relaxed));

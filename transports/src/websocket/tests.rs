@@ -19,7 +19,7 @@ fn limits(message_bytes: usize) -> Limits {
     limits
 }
 
-/// A websocket in `role`, and the raw stream of its peer.
+/// Creates a websocket in `role`, and the raw stream of its peer.
 fn raw(role: Role, limits: &Limits) -> (Halves, UnixStream) {
     let (near, far) = UnixStream::pair().unwrap();
     (Box::new(from_upgraded(near, role, limits)).split(), far)
@@ -42,7 +42,7 @@ fn frame(last: bool, opcode: Opcode, payload: &[u8], mask: Option<[u8; 4]>) -> V
     bytes
 }
 
-/// A frame as a client sends it.
+/// Returns a frame as a client sends it.
 fn masked(last: bool, opcode: Opcode, payload: &[u8]) -> Vec<u8> {
     frame(last, opcode, payload, Some([7, 77, 177, 237]))
 }
@@ -75,7 +75,7 @@ async fn messages_survive_every_way_of_splitting_the_stream() {
     bytes.extend(masked(false, Opcode::Continuation, b""));
     bytes.extend(masked(false, Opcode::Continuation, b"two"));
     bytes.extend(masked(true, Opcode::Pong, b""));
-    // The client of Python's websockets ends a long message like this.
+    // The client of Python's `websockets` ends a long message like this.
     bytes.extend(masked(true, Opcode::Continuation, b""));
     bytes.extend(masked(true, Opcode::Text, b""));
     bytes.extend(masked(true, Opcode::Close, &1000_u16.to_be_bytes()));
@@ -308,7 +308,7 @@ async fn both_roles_talk_to_each_other_and_end_one_after_the_other() {
     server.await.unwrap();
 }
 
-/// Sends `request` to a server with `gate`; gives the first line of the answer.
+/// Sends `request` to a server with `gate`; returns the first line of the answer.
 async fn status_of(request: &str, gate: &dyn Admit) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap())
