@@ -75,7 +75,7 @@ fn reaches_control_socket(real: &Path) -> bool {
         || is_user_run_directory(real)
 }
 
-/// Whether it is `/run/user/<number>` or directly above it.
+/// Whether it is `/run/user`, `/run/user/<number>` or `podman` inside of that.
 /// The rootless podman and docker of a user listen there.
 fn is_user_run_directory(real: &Path) -> bool {
     let Ok(below) = real.strip_prefix("/run/user") else {

@@ -183,7 +183,8 @@ impl BoxService {
         Ok(())
     }
 
-    /// Returns the client of the runtime; connects first with an own connector.
+    /// Returns the client of the runtime.
+    /// A service with a connector connects first.
     pub async fn client(&self) -> Result<RuntimeClient, BoxError> {
         self.client_for(&Caller::Local).await
     }

@@ -42,7 +42,7 @@ pub struct Limits {
     /// Time for one message to arrive or be written, once begun. Beyond: closed.
     pub frame: Duration,
     /// Silence after which this side sends a ping; `None` sends none.
-    /// Three silent intervals close the connection.
+    /// Three unanswered pings close the connection.
     pub heartbeat: Option<Duration>,
     /// Time for answers after the peer has ended its sending side.
     /// Beyond: aborted.

@@ -223,7 +223,7 @@ const FIRST_PROBE: Duration = Duration::from_millis(100);
 /// Maximum time between two probes.
 const LONGEST_PROBE: Duration = Duration::from_secs(3);
 
-/// Makes the writer probe the peer repeatedly; a failed probe stops the connection.
+/// Makes the writer probe the peer repeatedly; a failed probe ends the connection.
 async fn probe(engine: &Engine) {
     let mut wait = FIRST_PROBE;
     loop {

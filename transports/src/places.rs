@@ -303,7 +303,7 @@ mod tests {
         rests.rest(&starved, &places).await;
         assert_eq!(begun.elapsed(), FIRST_REST);
         assert!(is_lost(&silent));
-        // An evicted connection's descriptor does not end the problem, so the log reports no new one.
+        // The descriptor of an evicted connection does not end the problem, so the log does not report it again.
         rests.over();
         assert!(rests.lasts && rests.last.is_none());
         rests.rest(&starved, &places).await;

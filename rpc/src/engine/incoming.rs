@@ -124,7 +124,7 @@ impl Engine {
             {
                 message
             }
-            // Before its hello, an unidentified peer may only send calls.
+            // Before its hello, an unidentified peer may only send calls with an id.
             _ if !admitted => return self.stop(CloseReason::Denied, Duration::ZERO),
             Decoded::One(message) => message,
             Decoded::Batch(items) => return self.accept_batch(items, started),
