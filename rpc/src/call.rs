@@ -71,7 +71,7 @@ impl<A: Action> Call<A> {
         )
     }
 
-    /// Returns a handle that says, once the handler is dropped, why.
+    /// Returns a handle that reports why the handler was dropped.
     pub fn withdrawal(&self) -> Withdrawal {
         Withdrawal(self.peer.clone(), self.id.clone())
     }
