@@ -91,6 +91,18 @@ fn shown(field: &str, info: &BoxInfo) -> String {
     }
 }
 
+/// Returns the limit of boxes that a refusal is about.
+pub(super) fn box_limit(error: &BoxError) -> Option<u64> {
+    let detail = error.detail::<Detail>()?;
+    let limit = detail.limit.filter(|name| name.starts_with("max_boxes"));
+    limit.and(detail.max)
+}
+
+/// Creates the error for a box beyond that limit.
+pub(super) fn full(most: u64) -> BoxError {
+    BoxError::capacity(format!("Box session capacity reached ({most})"))
+}
+
 /// Returns the field that a conflict is about.
 pub(super) fn field_of(error: &BoxError) -> Option<String> {
     if error.code() != Code::Conflict {

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use super::actions::{Connection, Data, members, required, to_its_end};
 use super::context::Placement;
-use super::errors::{admission, conflict, field_of, no_session, of_class, readiness};
+use super::errors::{
+    admission, box_limit, conflict, field_of, full, no_session, of_class, readiness,
+};
 use super::fence::Lease;
 use super::view::{SessionView, WORLD};
 use super::{Host, processes};
@@ -246,6 +248,9 @@ impl Host {
         }
         if error.message().starts_with(ARTIFACT_UNUSABLE) {
             return Err(of_class("BoxError", error.code(), error.message()));
+        }
+        if let Some(most) = box_limit(&error) {
+            return Err(full(most));
         }
         let Some(field) = field_of(&error) else {
             return Err(error);
