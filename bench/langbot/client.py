@@ -32,7 +32,7 @@ async def main(url: str, what: str) -> None:
     client = ActionRPCBoxClient(logging.getLogger("box"))
     client.set_handler(await ready)
     context = ActionContext(instance_uuid="bench", workspace_uuid="w")
-    spec = BoxSpec(cmd="true", box_id="s")
+    spec = BoxSpec(cmd="true", session_id="s")
 
     async def call():
         if what == "ping":

@@ -8,7 +8,7 @@ import sys
 
 from aiohttp import web
 from langbot_plugin.box.backend import BaseSandboxBackend
-from langbot_plugin.box.models import BoxExecutionResult, BoxExecutionStatus, BoxInfo
+from langbot_plugin.box.models import BoxExecutionResult, BoxExecutionStatus, BoxSessionInfo
 from langbot_plugin.box.runtime import BoxRuntime
 from langbot_plugin.box.server import BoxGenerationFence, BoxServerHandler, create_app
 
@@ -25,14 +25,14 @@ class Fake(BaseSandboxBackend):
     async def start_session(self, spec):
         now = datetime.datetime.now(datetime.timezone.utc)
         members = spec.model_dump()
-        kept = {name: members[name] for name in BoxInfo.model_fields if name in members}
-        return BoxInfo(
-            **kept, backend_name="fake", backend_id="fake", created_at=now, last_used_at=now
+        kept = {name: members[name] for name in BoxSessionInfo.model_fields if name in members}
+        return BoxSessionInfo(
+            **kept, backend_name="fake", backend_session_id="fake", created_at=now, last_used_at=now
         )
 
     async def exec(self, session, spec):
         return BoxExecutionResult(
-            box_id=session.box_id,
+            session_id=session.session_id,
             backend_name="fake",
             status=BoxExecutionStatus.COMPLETED,
             exit_code=0,

@@ -70,7 +70,7 @@ impl BoxRuntime {
             let starting = Box::pin(lease.start_audited(asked, order, attach));
             return lease.outcome(starting).await;
         }
-        let rule = "leaves the command to nobody: it needs on_disconnect keep";
+        let rule = "needs on_disconnect keep: the command outlives its reader";
         Err(Invalid::new("attach.until.bytes", rule).into())
     }
 

@@ -139,7 +139,7 @@ pub(crate) async fn stream<A: DataPlane>(
         }
         A::passes(lease, &chunk);
         if to.send(chunk).await.is_err() {
-            return Err(BoxError::cancelled("nobody takes the chunks"));
+            return Err(BoxError::cancelled("the reader is gone"));
         }
         next = chunks.next().await;
     }

@@ -196,7 +196,7 @@ impl BoxRuntime {
             for mut event in look.events {
                 event.lost = std::mem::take(&mut lost);
                 if chunks.send(event).await.is_err() {
-                    return Err(BoxError::cancelled("nobody takes the events"));
+                    return Err(BoxError::cancelled("the reader is gone"));
                 }
             }
             // The handle owns the sender, so this does not fail while the call runs.

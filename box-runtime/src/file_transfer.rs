@@ -299,7 +299,7 @@ async fn get<A: Action<Chunk = AgentFileChunk>>(
             let data = Blob(rest.split_to(rest.len().min(MAX_CHUNK_BYTES)));
             let length = data.len() as u64;
             if to.send(FileChunk { offset, data }).await.is_err() {
-                return Err(BoxError::cancelled("nobody takes the chunks"));
+                return Err(BoxError::cancelled("the reader is gone"));
             }
             offset = offset.saturating_add(length);
         }

@@ -41,7 +41,7 @@ impl BoxRuntime {
             interval.tick().await;
             let now = figures(&entry).await?;
             if chunks.send(now).await.is_err() {
-                return Err(BoxError::cancelled("nobody takes the figures"));
+                return Err(BoxError::cancelled("the reader is gone"));
             }
         }
     }

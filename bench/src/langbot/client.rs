@@ -13,7 +13,7 @@ use super::servers::INSTANCE;
 /// Returns the data of `box_exec`, as LangBot's client writes it.
 pub(super) fn spec(cmd: &str) -> Value {
     json!({
-        "cmd": cmd, "workdir": "/workspace", "timeout_sec": 30, "network": "off", "box_id": "s", "env": {},
+        "cmd": cmd, "workdir": "/workspace", "timeout_sec": 30, "network": "off", "session_id": "s", "env": {},
         "image": "rockchin/langbot-sandbox:latest", "host_path": null, "host_path_mode": "rw",
         "mount_path": "/workspace", "extra_mounts": [], "persistent": false, "cpus": 1.0, "memory_mb": 512,
         "pids_limit": 128, "read_only_rootfs": true, "workspace_quota_mb": 0,

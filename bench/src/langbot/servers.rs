@@ -107,7 +107,7 @@ async fn trivial(connection: Box<dyn box_rpc::Connection>) {
             continue;
         };
         let answer = format!(
-            r#"{{"seq_id":{},"code":0,"message":"success","data":{{"box_id":"s","backend_name":"fake","status":"completed","exit_code":0,"stdout":"true","stderr":"","duration_ms":0}},"chunk_status":"continue"}}"#,
+            r#"{{"seq_id":{},"code":0,"message":"success","data":{{"session_id":"s","backend_name":"fake","status":"completed","exit_code":0,"stdout":"true","stderr":"","duration_ms":0}},"chunk_status":"continue"}}"#,
             frame["seq_id"]
         );
         if send.send(answer).await.is_err() || send.flush().await.is_err() {

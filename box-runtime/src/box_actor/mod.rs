@@ -419,7 +419,7 @@ impl Actor {
         let box_id = &self.entry.spec.box_id;
         self.entry.access.shut(ended_as(Ended::Deleted, box_id));
         let stopped = self.instance.stop().await;
-        self.tell("deleted", "somebody deleted it");
+        self.tell("deleted", "a caller deleted it");
         self.shared().ends.deleted(&self.entry);
         let Delete { reply, box_id, .. } = *delete;
         let result = stopped.map(|()| BoxDeleteResult { deleted: box_id });
@@ -445,7 +445,7 @@ impl Actor {
                 self.delete(delete).await
             }
             EndReason::Expired => self.end_as("expired", "its time is over").await,
-            EndReason::Idle => self.end_as("expired", "nobody has used it for long").await,
+            EndReason::Idle => self.end_as("expired", "idle for too long").await,
             EndReason::Done => self.end_as("deleted", "its main command has ended").await,
             EndReason::Closed => self.end_as("deleted", "the runtime lets go of it").await,
         }

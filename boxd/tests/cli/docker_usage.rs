@@ -175,7 +175,7 @@ fn a_box_that_is_new_though_its_name_was_known_says_so() {
     let said = err(&ran);
     assert_eq!(out(&ran), "empty\n", "{ran:?}");
     assert!(said.starts_with("boxd: box b is new and empty"), "{said}");
-    assert!(said.contains("nobody has used it for long"), "{said}");
+    assert!(said.contains("idle for too long"), "{said}");
     assert!(
         said.contains("--keep") && said.lines().count() == 1,
         "{said}"

@@ -73,6 +73,8 @@ async fn metrics_count_boxes_connections_and_requests() {
     let client = crate::rpc::connect(&served.rpc(), None).await;
     let spec = box_client::SpecDraft::new("counted");
     client.create(spec).await.unwrap();
+    let ready = served.get("/readyz").json();
+    assert_eq!(ready["resources"]["sessions"], 1, "{ready}");
     served.get("/healthz");
     served.get("/healthz");
     served.get("/nowhere");

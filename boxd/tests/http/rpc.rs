@@ -44,9 +44,9 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
             codecs,
             ..Options::client()
         };
-        let name = Session::start_boxed(connection, Router::empty(), options);
+        let session = Session::start_boxed(connection, Router::empty(), options);
         let asked = BoxExecParams::new(spec("both", "echo hello; id -u >&2; exit 3"));
-        let ran = name.peer().call::<BoxExec>(&asked).await.unwrap();
+        let ran = session.peer().call::<BoxExec>(&asked).await.unwrap();
         assert_eq!((ran.stdout.trim(), ran.exit_code), ("hello", Some(3)));
         assert_ne!(ran.stderr.trim(), "");
     }
@@ -78,8 +78,8 @@ async fn with_an_instance_langbots_actions_are_served_and_only_those() {
         codecs: Codecs::Only(&Frames),
         ..Options::client()
     };
-    let name = Session::start_boxed(connection, Router::empty(), options);
-    let peer = name.peer();
+    let session = Session::start_boxed(connection, Router::empty(), options);
+    let peer = session.peer();
     let reported = peer.call::<BackendInfo>(&box_rpc::Empty {});
     assert_eq!(reported.await.unwrap()["name"], "native");
     let native = peer.call::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {});
@@ -104,9 +104,9 @@ async fn with_an_instance_the_other_dialect_is_not_spoken() {
         codecs: Codecs::JSON_RPC,
         ..Options::client()
     };
-    let name = Session::start_boxed(connection, Router::empty(), options);
+    let session = Session::start_boxed(connection, Router::empty(), options);
     let within = std::time::Duration::from_secs(2);
-    let peer = name.peer();
+    let peer = session.peer();
     let asked = peer
         .request::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {})
         .deadline(within);

@@ -106,7 +106,7 @@ impl fmt::Debug for ListenOptions {
 #[non_exhaustive]
 pub enum ListenError {
     /// Another process listens at the endpoint.
-    #[error("somebody listens there already")]
+    #[error("another process listens at this address")]
     InUse,
     /// The path is a file other than a socket; the listener leaves it alone.
     #[error("the path is taken by something that is no socket")]

@@ -23,7 +23,7 @@ pub(super) fn version() -> Answer {
 /// Answers whether the server is serving and has a usable backend.
 pub(super) async fn ready(shared: &Shared) -> Answer {
     let phase = shared.phase();
-    let (backend, names) = match shared.runtime.status(&Caller::Local).await {
+    let (backend, boxes) = match shared.runtime.status(&Caller::Local).await {
         Ok(status) => (Some(status.backend), status.active_boxes),
         Err(_) => (None, 0),
     };
@@ -35,7 +35,8 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
         Phase::Serving => None,
     };
     let mut resources = shared.langbot.resources().await;
-    resources["names"] = names.into();
+    // LangBot's name for them.
+    resources["sessions"] = boxes.into();
     let serving = phase == Phase::Serving;
     let mut body = json!({
         "ready": error.is_none(),
