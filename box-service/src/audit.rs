@@ -2,10 +2,11 @@
 //!
 //! It never contains values of environment variables, and contains commands only if the configuration enables them.
 
-use box_protocol::{Adjusted, BoxError, BoxExecutionResult, BoxId, Env};
+use box_protocol::{Adjusted, BoxError, BoxExecutionResult, Env};
 use box_rpc::Caller;
 
 use crate::policy::Decision;
+use crate::run::StartFields;
 use crate::service::Rules;
 
 /// Origin of a call.
@@ -16,26 +17,22 @@ pub(crate) struct Origin {
     pub(crate) caller: Caller,
 }
 
-/// A command about to start in an existing box.
-pub(crate) struct Starting<'a> {
-    pub(crate) box_id: &'a BoxId,
-    pub(crate) timeout_ms: Option<u64>,
-    pub(crate) adjusted: Option<&'a Adjusted>,
-    pub(crate) env: &'a Env,
-    pub(crate) text: &'a str,
-}
-
-/// Logs that a command was allowed to start.
-pub(crate) fn starting(action: &str, origin: &Origin, start: &Starting<'_>, rules: &Rules) {
+/// Logs that a command was allowed to start in an existing box.
+pub(crate) fn allowed_start(
+    action: &str,
+    origin: &Origin,
+    (start, adjusted): (&StartFields<'_>, Option<&Adjusted>),
+    rules: &Rules,
+) {
     tracing::info!(
         target: "box_service::audit",
         action,
         caller = &*origin.caller.name(),
         box_id = start.box_id.as_str(),
         timeout_ms = start.timeout_ms,
-        adjusted = ?start.adjusted.as_slice(),
+        adjusted = ?adjusted.as_slice(),
         env_names = ?start.env.names(),
-        cmd = rules.config.log_commands.then_some(start.text),
+        cmd = rules.config.log_commands.then_some(start.text.as_str()),
         cmd_bytes = start.text.len(),
         "allowed"
     );

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 /// Always blocked, whatever the roots: these paths control the kernel.
-const NEVER: [&str; 3] = ["/proc", "/sys", "/dev"];
+const ALWAYS_BLOCKED: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Blocked unless a root lies inside: a wider root is not meant to include them.
-const UNLESS_NAMED: [&str; 5] = ["/etc", "/root", "/boot", "/run", "/var/run"];
+const BLOCKED_UNLESS_LISTED: [&str; 5] = ["/etc", "/root", "/boot", "/run", "/var/run"];
 
 /// Control sockets: their servers obey every process that can connect.
 const CONTROL_SOCKETS: [&str; 5] = [
@@ -32,14 +32,12 @@ const SOCKET_DIRECTORIES: [&str; 8] = [
 /// Whether this resolved path must not be mounted.
 /// `roots` are the allowed roots; `private` are the paths of the server itself.
 pub fn is_blocked(real: &Path, roots: &[PathBuf], private: &[PathBuf]) -> bool {
-    NEVER.iter().any(|place| real.starts_with(place))
+    ALWAYS_BLOCKED.iter().any(|path| real.starts_with(path))
         || reaches_private(real, roots, private)
         || reaches_control_socket(real)
-        || UNLESS_NAMED.iter().any(|place| {
-            real.starts_with(place)
-                && !roots
-                    .iter()
-                    .any(|root| root.starts_with(place) && real.starts_with(root))
+        || BLOCKED_UNLESS_LISTED.iter().any(|path| {
+            let is_listed = |root: &PathBuf| root.starts_with(path) && real.starts_with(root);
+            real.starts_with(path) && !roots.iter().any(is_listed)
         })
 }
 
@@ -48,9 +46,10 @@ pub fn is_blocked(real: &Path, roots: &[PathBuf], private: &[PathBuf]) -> bool {
 ///
 /// A guest may have the same user id as the server, and these paths contain keys and sockets.
 pub(crate) fn reaches_private(real: &Path, roots: &[PathBuf], private: &[PathBuf]) -> bool {
-    private.iter().any(|own| {
-        let named = |root: &PathBuf| root != own && root.starts_with(own) && real.starts_with(root);
-        own.starts_with(real) || (real.starts_with(own) && !roots.iter().any(named))
+    private.iter().any(|path| {
+        let is_listed =
+            |root: &PathBuf| root != path && root.starts_with(path) && real.starts_with(root);
+        path.starts_with(real) || (real.starts_with(path) && !roots.iter().any(is_listed))
     })
 }
 
@@ -64,11 +63,11 @@ pub(crate) fn is_in_home_of_root(real: &Path) -> bool {
 /// Whether it is a control socket, or a directory that usually contains one.
 /// Directories above count as well, so `/` always does.
 fn reaches_control_socket(real: &Path) -> bool {
-    let named = real
+    let is_socket = real
         .file_name()
         .and_then(|name| name.to_str())
         .is_some_and(|name| CONTROL_SOCKETS.contains(&name));
-    named
+    is_socket
         || SOCKET_DIRECTORIES
             .iter()
             .any(|directory| Path::new(directory).starts_with(real))
@@ -82,10 +81,10 @@ fn is_user_run_directory(real: &Path) -> bool {
         return false;
     };
     let mut parts = below.components();
-    let (user, place) = (parts.next(), parts.next());
-    let is_socket_place = place.is_none_or(|place| place.as_os_str() == "podman");
-    let ends_there = parts.next().is_none();
-    user.is_none() || (is_socket_place && ends_there)
+    let (user, directory) = (parts.next(), parts.next());
+    let has_socket = directory.is_none_or(|directory| directory.as_os_str() == "podman");
+    let is_last = parts.next().is_none();
+    user.is_none() || (has_socket && is_last)
 }
 
 #[cfg(test)]
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_own_paths_are_not_mounted_nor_what_holds_them() {
+    fn private_paths_of_the_server_and_their_parents_are_blocked() {
         let private = ["/srv/boxd", "/srv/keys/tokens"].map(PathBuf::from);
         let blocked = |path: &str, roots: &[&str]| {
             let roots: Vec<PathBuf> = roots.iter().map(PathBuf::from).collect();
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn some_places_are_never_mounted() {
+    fn kernel_directories_are_always_blocked() {
         for path in [
             "/",
             "/proc",
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_root_does_not_include_the_systems_own_places() {
+    fn a_wide_root_does_not_include_system_directories() {
         for path in [
             "/etc",
             "/etc/ssh",
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_names_such_a_place_opens_it() {
+    fn a_root_inside_a_system_directory_allows_it() {
         assert!(!blocked("/etc/box", &["/etc/box"]));
         assert!(!blocked("/root/jobs/a", &["/root/jobs"]));
         assert!(!blocked("/run/user/1000/box", &["/run/user/1000/box"]));
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn control_sockets_and_their_directories_stay_closed() {
+    fn control_sockets_and_their_directories_are_always_blocked() {
         for path in [
             "/run/docker.sock",
             "/data/docker.sock",

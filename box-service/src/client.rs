@@ -34,8 +34,8 @@ impl RuntimeClient {
         Ok(self.0.peer()?)
     }
 
-    /// Whether no later call can succeed.
-    pub fn is_over(&self) -> bool {
+    /// Returns whether the connection has ended, so that no later call can succeed.
+    pub fn is_closed(&self) -> bool {
         self.0.is_over()
     }
 
@@ -73,9 +73,9 @@ impl RuntimeClient {
             request = request.context(&context?);
         }
         let Some(sink) = call.chunks() else {
-            let asked = request.ask().await?;
+            let sent = request.ask().await?;
             drop(turn);
-            return Ok(asked.answer().await?);
+            return Ok(sent.answer().await?);
         };
         let mut chunks = request.stream().await?;
         drop(turn);

@@ -103,7 +103,8 @@ impl ServiceConfig {
         if let Some(quota) = self.workspace_quota_mb {
             profile.workspace_quota_mb = quota;
         }
-        let real = |field, path: &PathBuf| paths::configured(field, path, self.shared_filesystem);
+        let real =
+            |field, path: &PathBuf| paths::resolve_configured(field, path, self.shared_filesystem);
         let shared_host_root = self
             .shared_host_root
             .as_ref()
@@ -139,7 +140,8 @@ impl ServiceConfig {
 
     /// Builds the policies of callers that have a separate one, by name.
     pub(crate) fn policies(&self, all: &Policy) -> Result<BTreeMap<String, Policy>, BoxError> {
-        let real = |field, path: &PathBuf| paths::configured(field, path, self.shared_filesystem);
+        let real =
+            |field, path: &PathBuf| paths::resolve_configured(field, path, self.shared_filesystem);
         let mut policies = BTreeMap::new();
         for (name, mounts) in &self.tokens {
             let mut roots = Vec::new();
@@ -171,17 +173,17 @@ impl ServiceConfig {
         let custom = named.next().cloned();
         if named.next().is_some() {
             return Err(BoxError::validation(format!(
-                "box profile {:?} is defined twice",
+                "profiles: {:?} is defined twice; remove one",
                 self.profile
             )));
         }
         custom
             .or_else(|| BoxProfile::built_in(&self.profile))
             .ok_or_else(|| {
-                let own = self.profiles.iter().map(|profile| profile.name.as_str());
-                let known: Vec<&str> = BoxProfile::BUILT_IN.into_iter().chain(own).collect();
+                let custom = self.profiles.iter().map(|profile| profile.name.as_str());
+                let known: Vec<&str> = BoxProfile::BUILT_IN.into_iter().chain(custom).collect();
                 BoxError::validation(format!(
-                    "unknown box profile {:?}; known are {}",
+                    "profile: unknown profile {:?}; use one of {}",
                     self.profile,
                     known.join(", ")
                 ))
@@ -192,24 +194,24 @@ impl ServiceConfig {
 /// Deserializes a path; an empty text means not set.
 fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
-    Ok(text.as_deref().and_then(filled))
+    Ok(text.as_deref().and_then(non_empty))
 }
 
 fn path_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Written {
+    enum PathList {
         List(Vec<String>),
         Commas(String),
     }
-    Ok(match Option::<Written>::deserialize(deserializer)? {
+    Ok(match Option::<PathList>::deserialize(deserializer)? {
         None => Vec::new(),
-        Some(Written::List(list)) => list.iter().filter_map(|text| filled(text)).collect(),
-        Some(Written::Commas(text)) => text.split(',').filter_map(filled).collect(),
+        Some(PathList::List(list)) => list.iter().filter_map(|text| non_empty(text)).collect(),
+        Some(PathList::Commas(text)) => text.split(',').filter_map(non_empty).collect(),
     })
 }
 
-fn filled(text: &str) -> Option<PathBuf> {
+fn non_empty(text: &str) -> Option<PathBuf> {
     let text = text.trim();
     (!text.is_empty()).then(|| PathBuf::from(text))
 }
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_the_default() {
+    fn an_empty_table_is_the_default() {
         assert_eq!(read(json!({})), ServiceConfig::default());
         let empty = json!({"shared_host_root": "", "default_host_workspace": "",
             "allowed_host_mount_roots": [], "runtime": {"endpoint": "x"}});
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_come_as_a_list_or_with_commas() {
+    fn roots_are_a_list_or_a_text_with_commas() {
         let list = read(json!({"allowed_host_mount_roots": ["/a", " ", "/b"]}));
         let commas = read(json!({"allowed_host_mount_roots": "/a, /b,"}));
         assert_eq!(
@@ -264,7 +266,7 @@ mod tests {
     fn an_unknown_or_ambiguous_profile_is_refused() {
         let profiles = json!([{"name": "mine"}, {"name": "mine"}]);
         for (name, text) in [
-            ("nonexistent", "unknown box profile \"nonexistent\""),
+            ("nonexistent", "unknown profile \"nonexistent\""),
             ("mine", "defined twice"),
         ] {
             let config = read(json!({"profile": name, "profiles": profiles}));

@@ -1,4 +1,4 @@
-//! Connectors: how a service reaches a runtime and ends the connection.
+//! Connectors make and end the connections of a service to its runtime.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,7 +32,7 @@ pub trait Connector: fmt::Debug + Send + Sync + 'static {
     /// [`Caller::Local`] is the service itself. A box belongs to the caller that created it, so each caller gets a
     /// separate connection if the runtime supports caller identity.
     ///
-    /// The service calls this for a new caller, and again when its last client [is over](RuntimeClient::is_over). It
+    /// The service calls this for a new caller, and again when its last client [is closed](RuntimeClient::is_closed). It
     /// never calls it concurrently. The implementation limits its own duration.
     async fn connect(&self, caller: &Caller) -> Result<RuntimeClient, BoxError>;
 
@@ -44,7 +44,7 @@ pub trait Connector: fmt::Debug + Send + Sync + 'static {
     ///
     /// If it does not, the service accepts only its own calls. The runtime would otherwise treat all callers as one
     /// and show each of them all boxes.
-    fn tells_callers_apart(&self) -> bool {
+    fn has_caller_identity(&self) -> bool {
         false
     }
 
@@ -60,15 +60,15 @@ fn disposed() -> BoxError {
 
 /// State of a connector.
 #[derive(Debug)]
-enum Held<T> {
-    Nothing,
-    Connection(T),
+enum ConnectorState<T> {
+    Idle,
+    Connected(T),
     Disposed,
 }
 
-fn lock<T>(held: &Mutex<Held<T>>) -> MutexGuard<'_, Held<T>> {
+fn lock<T>(state: &Mutex<ConnectorState<T>>) -> MutexGuard<'_, ConnectorState<T>> {
     // Only assignments run under the lock.
-    held.lock().unwrap_or_else(PoisonError::into_inner)
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Connects to a runtime in this process, with one pair of queues per caller.
@@ -77,14 +77,14 @@ pub struct InProcess {
     router: Router,
     owns_runtime: bool,
     calls_per_caller: usize,
-    held: Mutex<Held<HashMap<Caller, Pair>>>,
+    state: Mutex<ConnectorState<HashMap<Caller, Pair>>>,
 }
 
 /// Both ends of an in-process connection.
 #[derive(Debug)]
 struct Pair {
     near: Session,
-    #[allow(dead_code, reason = "held, not read")]
+    #[allow(dead_code, reason = "keeps the runtime's end open")]
     far: Session,
 }
 
@@ -95,7 +95,7 @@ impl InProcess {
             router,
             owns_runtime: false,
             calls_per_caller: IN_PROCESS_CALLS,
-            held: Mutex::new(Held::Nothing),
+            state: Mutex::new(ConnectorState::Idle),
         }
     }
 
@@ -116,16 +116,16 @@ impl InProcess {
 #[async_trait]
 impl Connector for InProcess {
     async fn connect(&self, caller: &Caller) -> Result<RuntimeClient, BoxError> {
-        let mut held = lock(&self.held);
-        if let Held::Nothing = *held {
-            *held = Held::Connection(HashMap::new());
+        let mut state = lock(&self.state);
+        if let ConnectorState::Idle = *state {
+            *state = ConnectorState::Connected(HashMap::new());
         }
-        let Held::Connection(pairs) = &mut *held else {
+        let ConnectorState::Connected(pairs) = &mut *state else {
             return Err(disposed());
         };
         pairs.retain(|_, pair| !pair.near.peer().is_closed());
         if pairs.len() >= MAX_CALLERS {
-            let what = "a further caller";
+            let what = "the number of callers";
             return Err(BoxError::limit(
                 Code::Capacity,
                 what,
@@ -153,12 +153,12 @@ impl Connector for InProcess {
         Ok(client)
     }
 
-    fn tells_callers_apart(&self) -> bool {
+    fn has_caller_identity(&self) -> bool {
         true
     }
 
     fn dispose(&self) {
-        *lock(&self.held) = Held::Disposed;
+        *lock(&self.state) = ConnectorState::Disposed;
     }
 
     fn owns_runtime(&self) -> bool {
@@ -177,15 +177,15 @@ pub struct EndpointLink {
     connect: ConnectOptions,
     options: LinkOptions,
     first_connection: Duration,
-    held: Mutex<Held<Arc<Link>>>,
-    over: watch::Sender<bool>,
+    state: Mutex<ConnectorState<Arc<Link>>>,
+    disposed: watch::Sender<bool>,
 }
 
 impl fmt::Debug for EndpointLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EndpointLink")
             .field("endpoint", &self.endpoint)
-            .field("held", &self.held)
+            .field("state", &self.state)
             .finish_non_exhaustive()
     }
 }
@@ -198,8 +198,8 @@ impl EndpointLink {
             connect,
             options,
             first_connection: Duration::from_secs(30),
-            held: Mutex::new(Held::Nothing),
-            over: watch::Sender::new(false),
+            state: Mutex::new(ConnectorState::Idle),
+            disposed: watch::Sender::new(false),
         }
     }
 
@@ -212,17 +212,17 @@ impl EndpointLink {
 
     /// Returns the link, and whether this call created it.
     fn link(&self) -> Result<(Arc<Link>, bool), BoxError> {
-        let mut held = lock(&self.held);
-        match &*held {
-            Held::Disposed => Err(disposed()),
-            Held::Connection(link) => Ok((Arc::clone(link), false)),
-            Held::Nothing => {
+        let mut state = lock(&self.state);
+        match &*state {
+            ConnectorState::Disposed => Err(disposed()),
+            ConnectorState::Connected(link) => Ok((Arc::clone(link), false)),
+            ConnectorState::Idle => {
                 let link = Arc::new(Link::to(
                     self.endpoint.clone(),
                     self.connect.clone(),
                     self.options.clone(),
                 ));
-                *held = Held::Connection(Arc::clone(&link));
+                *state = ConnectorState::Connected(Arc::clone(&link));
                 Ok((link, true))
             }
         }
@@ -232,13 +232,13 @@ impl EndpointLink {
 #[async_trait]
 impl Connector for EndpointLink {
     async fn connect(&self, _caller: &Caller) -> Result<RuntimeClient, BoxError> {
-        let mut over = self.over.subscribe();
+        let mut end = self.disposed.subscribe();
         let (link, new) = self.link()?;
         if new {
             tokio::select! {
                 // The order matters: `dispose` also ends the link, and the caller must see that reason.
                 biased;
-                _ = over.wait_for(|over| *over) => return Err(disposed()),
+                _ = end.wait_for(|disposed| *disposed) => return Err(disposed()),
                 connected = link.connected_within(self.first_connection) => { connected?; }
             }
         }
@@ -246,8 +246,10 @@ impl Connector for EndpointLink {
     }
 
     fn dispose(&self) {
-        self.over.send_replace(true);
-        if let Held::Connection(link) = std::mem::replace(&mut *lock(&self.held), Held::Disposed) {
+        self.disposed.send_replace(true);
+        if let ConnectorState::Connected(link) =
+            std::mem::replace(&mut *lock(&self.state), ConnectorState::Disposed)
+        {
             link.close();
         }
     }
@@ -283,14 +285,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_connected_after_dispose() {
+    async fn a_disposed_connector_refuses_to_connect() {
         let connector = InProcess::new(Router::empty());
         let client = connector.connect(&Caller::Local).await.unwrap();
-        assert!(!client.is_over());
+        assert!(!client.is_closed());
         connector.dispose();
         assert!(connector.connect(&Caller::Local).await.is_err());
         let waited = async {
-            while !client.is_over() {
+            while !client.is_closed() {
                 tokio::task::yield_now().await;
             }
         };
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_has_a_limit_of_its_own_and_local_has_none() {
+    async fn each_caller_has_a_call_limit_except_local() {
         use box_protocol::actions::SystemHealth;
         let router = Router::builder(Arc::new(Silent))
             .on::<SystemHealth>()
@@ -330,8 +332,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn dispose_ends_a_connection_that_is_under_way() {
-        let endpoint = "queue:nobody-listens-here".parse().unwrap();
+    async fn dispose_cancels_a_pending_connection() {
+        let endpoint = "queue:box-service-no-listener".parse().unwrap();
         let options = LinkOptions::default();
         let link = Arc::new(EndpointLink::new(
             endpoint,

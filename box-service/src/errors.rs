@@ -27,7 +27,7 @@ impl ErrorRing {
     pub(crate) fn record(&self, error: &BoxError, origin: &Origin) {
         let error = RecentError {
             timestamp: UnixMs::now(),
-            class: class_of(error).to_owned(),
+            class: class_name(error).to_owned(),
             message: error.message().to_owned(),
             query_id: origin.query_id.clone(),
         };
@@ -39,7 +39,7 @@ impl ErrorRing {
     }
 
     /// Returns a copy of the errors of this caller; [`Caller::Local`] sees all.
-    pub(crate) fn seen_by(&self, caller: &Caller) -> Vec<RecentError> {
+    pub(crate) fn visible_to(&self, caller: &Caller) -> Vec<RecentError> {
         let errors = self.errors();
         let seen = errors
             .iter()
@@ -49,7 +49,7 @@ impl ErrorRing {
 }
 
 /// Returns the exception name that an agent's tools use for this error.
-fn class_of(error: &BoxError) -> &'static str {
+fn class_name(error: &BoxError) -> &'static str {
     if error.written_wrongly() == Some(Fault::UnknownAction) {
         return "ValueError";
     }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_first() {
+    fn the_oldest_errors_are_dropped_first() {
         let ring = ErrorRing::default();
         for number in 0..60 {
             ring.record(
@@ -92,18 +92,18 @@ mod tests {
                 &of(Caller::Local, Some(number)),
             );
         }
-        let errors = ring.seen_by(&Caller::Local).into_iter();
+        let errors = ring.visible_to(&Caller::Local).into_iter();
         let ids: Vec<_> = errors.filter_map(|error| error.query_id).collect();
         let expected: Vec<_> = (10..60).map(|number| number.to_string()).collect();
         assert_eq!(ids, expected);
     }
 
     #[test]
-    fn the_class_is_that_of_the_tool_surface() {
+    fn the_class_name_is_that_of_the_tool_interface() {
         let ring = ErrorRing::default();
         let error = BoxError::validation("cpus must be greater than 0");
         ring.record(&error, &of(Caller::Local, None));
-        let error = ring.seen_by(&Caller::Local).remove(0);
+        let error = ring.visible_to(&Caller::Local).remove(0);
         assert_eq!(error.class, "BoxValidationError");
         assert_eq!(error.message, "cpus must be greater than 0");
         assert_eq!(error.query_id, None);
@@ -111,13 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_sees_its_own() {
+    fn a_caller_sees_only_its_errors() {
         let ring = ErrorRing::default();
         for (number, caller) in (0..).zip(["alice", "bob", "alice"].map(Caller::token)) {
             ring.record(&BoxError::conflict("no"), &of(caller, Some(number)));
         }
         let seen = |caller: Caller| -> Vec<_> {
-            let errors = ring.seen_by(&caller).into_iter();
+            let errors = ring.visible_to(&caller).into_iter();
             errors.filter_map(|error| error.query_id).collect()
         };
         assert_eq!(seen(Caller::token("alice")), ["0", "2"]);

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::audit::{self, Origin};
 use crate::paths;
-use crate::policy::{self, Decision, Facts, Policy};
+use crate::policy::{self, Decision, Policy, PolicyInputs};
 use crate::service::{BoxService, Rules, blocking};
 use crate::session_id::Query;
 use crate::status::ToolResult;
@@ -52,9 +52,9 @@ impl BoxService {
         query: &Query,
     ) -> Result<ToolResult, BoxError> {
         let origin = Origin::from(query);
-        let spec = match draft.and_then(|draft| self.completed(draft, query)) {
+        let spec = match draft.and_then(|draft| self.fill_defaults(draft, query)) {
             Ok(spec) => spec,
-            Err(error) => return self.recorded("box.exec", &origin, Err(error)),
+            Err(error) => return self.record_outcome("box.exec", &origin, Err(error)),
         };
         let params = BoxExecParams {
             // Hosts of this tool rely on it: a timeout ends the box.
@@ -72,20 +72,20 @@ impl BoxService {
         if_exists: IfExists,
         query: &Query,
     ) -> Result<BoxCreateResult, BoxError> {
-        let spec = self.completed(draft, query)?;
+        let spec = self.fill_defaults(draft, query)?;
         let params = BoxCreateParams { spec, if_exists };
-        self.decided_create(params, &Origin::from(query), None)
+        self.create_with_policy(params, &Origin::from(query), None)
             .await
     }
 
     /// Fills in the query's session id and the tool's image if the draft has none.
-    fn completed(&self, mut draft: SpecDraft, query: &Query) -> Result<SpecDraft, BoxError> {
+    fn fill_defaults(&self, mut draft: SpecDraft, query: &Query) -> Result<SpecDraft, BoxError> {
         let rules = self.rules();
-        let named = draft.box_id.as_deref().map(str::trim);
-        if named.is_none_or(str::is_empty) {
-            let made = rules.template.session_id(query);
+        let requested = draft.box_id.as_deref().map(str::trim);
+        if requested.is_none_or(str::is_empty) {
+            let id = rules.template.session_id(query);
             let missing = || Invalid::new("session_id", "must not be empty");
-            draft.box_id = Some(made.ok_or_else(missing)?);
+            draft.box_id = Some(id.ok_or_else(missing)?);
         }
         let profile = &rules.policy.profile;
         if profile.image.is_none() && !profile.locks(Lockable::Image) {
@@ -95,7 +95,7 @@ impl BoxService {
     }
 
     /// Handles `box.create` under policy.
-    pub(crate) async fn decided_create(
+    pub(crate) async fn create_with_policy(
         &self,
         params: BoxCreateParams,
         origin: &Origin,
@@ -115,18 +115,18 @@ impl BoxService {
                 spec: SpecDraft::from(decision.spec).brief(),
                 if_exists: params.if_exists,
             };
-            let mut made = match call {
+            let mut created = match call {
                 Some(mut call) => client.forward(&params, &mut call, None).await,
                 None => client.call::<BoxCreate>(&params).await,
             }?;
-            made.adjusted = decision.adjusted;
-            Ok(made)
+            created.adjusted = decision.adjusted;
+            Ok(created)
         };
-        self.recorded("box.create", origin, outcome.await)
+        self.record_outcome("box.create", origin, outcome.await)
     }
 
     /// Handles `box.update` under policy, because it may contain mounts.
-    pub(crate) async fn decided_update(
+    pub(crate) async fn update_with_policy(
         &self,
         mut params: BoxUpdateParams,
         origin: &Origin,
@@ -138,8 +138,8 @@ impl BoxService {
                 check_mounts(mounts)?;
                 let paths = policy::mount_paths(mounts.iter()).collect();
                 let policy = rules.policy_for(&origin.caller);
-                let facts = look_up(policy, paths).await?;
-                policy::decide_mounts(policy, mounts, &facts)?;
+                let inputs = resolve_paths(policy, paths).await?;
+                policy::decide_mounts(policy, mounts, &inputs)?;
             }
             if params.network_policy.is_some() {
                 policy::decide_network(&rules.policy)?;
@@ -147,19 +147,23 @@ impl BoxService {
             let client = self.client_for(&origin.caller).await?;
             client.forward(&params, &mut call, None).await
         };
-        self.recorded("box.update", origin, outcome.await)
+        self.record_outcome("box.update", origin, outcome.await)
     }
 
-    /// Returns the policy decision for a gateway that executes the request itself.
+    /// Decides about a spec for a gateway that calls the runtime itself.
     /// Like every decision, it goes to the audit log.
-    pub async fn decided(&self, draft: SpecDraft, caller: &Caller) -> Result<SpecDraft, BoxError> {
+    pub async fn decide_spec(
+        &self,
+        draft: SpecDraft,
+        caller: &Caller,
+    ) -> Result<SpecDraft, BoxError> {
         let origin = Origin {
             query_id: None,
             caller: caller.clone(),
         };
         let rules = self.rules();
         let outcome = self.decide(&rules, draft, &origin).await;
-        let decision = self.recorded("box.create", &origin, outcome)?;
+        let decision = self.record_outcome("box.create", &origin, outcome)?;
         audit::allowed(
             "box.create",
             &origin,
@@ -177,23 +181,23 @@ impl BoxService {
     ) -> Result<Decision, BoxError> {
         let policy = rules.policy_for(&origin.caller);
         check_mounts(draft.extra_mounts.as_deref().unwrap_or_default())?;
-        let mut facts = look_up(policy, policy::host_paths(policy, &draft)).await?;
+        let mut inputs = resolve_paths(policy, policy::host_paths(policy, &draft)).await?;
         if policy.profile.strict {
             let client = self.client_for(&origin.caller).await?;
-            facts.missing = client.call::<SystemHealth>(&Empty {}).await?.missing;
+            inputs.missing = client.call::<SystemHealth>(&Empty {}).await?.missing;
         }
-        policy::decide(policy, draft, &facts)
+        policy::decide(policy, draft, &inputs)
     }
 }
 
-async fn look_up(policy: &Policy, paths: Vec<String>) -> Result<Facts, BoxError> {
+async fn resolve_paths(policy: &Policy, paths: Vec<String>) -> Result<PolicyInputs, BoxError> {
     if paths.is_empty() {
-        return Ok(Facts::default());
+        return Ok(PolicyInputs::default());
     }
     if !policy.shared_filesystem {
-        return Ok(paths::take_as_written(paths));
+        return Ok(paths::normalize_remote(paths));
     }
-    blocking(move || Ok(paths::look_up(paths))).await
+    blocking(move || Ok(paths::resolve(paths))).await
 }
 
 impl From<&Query> for Origin {
@@ -227,8 +231,8 @@ fn tool_draft(mut parameters: Map<String, Value>) -> Result<SpecDraft, BoxError>
         Some(_) => return Err(Invalid::new("command", "must be a string").into()),
     };
     let unknown = |parameter: &&String| !TOOL_PARAMETERS.contains(&parameter.as_str());
-    if let Some(stray) = parameters.keys().find(unknown) {
-        return Err(Invalid::new(stray.clone(), "is not a parameter of exec").into());
+    if let Some(name) = parameters.keys().find(unknown) {
+        return Err(Invalid::new(name.clone(), "is not a parameter of exec").into());
     }
     // Nearly all calls contain only a command.
     let draft = if parameters.is_empty() {

@@ -13,40 +13,40 @@ use crate::audit::Origin;
 use crate::run::Run;
 use crate::service::BoxService;
 
-/// An action without policy, forwarded with unparsed data.
-/// The runtime checks the data where it uses them.
-struct Unread<A>(PhantomData<A>);
+/// An action without policy, forwarded as unparsed JSON.
+/// The runtime validates it.
+struct Forwarded<A>(PhantomData<A>);
 
-/// A streaming action without policy, forwarded with unparsed data.
-struct UnreadStream<A>(PhantomData<A>);
+/// A streaming action without policy, forwarded as unparsed JSON.
+struct ForwardedStream<A>(PhantomData<A>);
 
-type Text = Box<RawValue>;
+type RawJson = Box<RawValue>;
 
-impl<A: Action> Action for Unread<A> {
+impl<A: Action> Action for Forwarded<A> {
     const NAME: &'static str = A::NAME;
-    type Params = Text;
-    type Result = Text;
+    type Params = RawJson;
+    type Result = RawJson;
     type Chunk = Never;
 }
 
-impl<A: Action> Action for UnreadStream<A> {
+impl<A: Action> Action for ForwardedStream<A> {
     const NAME: &'static str = A::NAME;
-    type Params = Text;
-    type Result = Text;
-    type Chunk = Text;
+    type Params = RawJson;
+    type Result = RawJson;
+    type Chunk = RawJson;
 }
 
-/// Checks that an action has no chunks: only such a one is forwarded without them.
-const fn streams_nothing<A: Action<Chunk = Never>>() {}
+/// Fails to compile for an action with chunks, which [`Forwarded`] would lose.
+const fn assert_no_chunks<A: Action<Chunk = Never>>() {}
 
 macro_rules! serve {
     (decided: $($decided:ty),+; run: $($run:ty),+; forwarded: $($forwarded:ty),+; streamed: $($streamed:ty),+;) => {
         contract! {
             /// Actions that a [`BoxService`] serves.
             /// This is the contract without `port.share`, which needs an HTTP port.
-            pub(crate) Served: $($decided),+, $(Run<$run>),+, $(Unread<$forwarded>),+, $(UnreadStream<$streamed>),+
+            pub(crate) ServiceActions: $($decided),+, $(Run<$run>),+, $(Forwarded<$forwarded>),+, $(ForwardedStream<$streamed>),+
         }
-        const _: () = { $(streams_nothing::<$forwarded>();)+ };
+        const _: () = { $(assert_no_chunks::<$forwarded>();)+ };
     };
 }
 
@@ -65,21 +65,29 @@ serve! {
         BoxStats, BoxEvents, CommandAttach, FileRead, FileWatch, FilePack, PortOpen;
 }
 
-impl<A: Action> Handle<Unread<A>> for BoxService {
-    async fn handle(&self, params: Text, call: Call<Unread<A>>) -> Result<Text, BoxError> {
-        self.pass_on(params, call).await
+impl<A: Action> Handle<Forwarded<A>> for BoxService {
+    async fn handle(&self, params: RawJson, call: Call<Forwarded<A>>) -> Result<RawJson, BoxError> {
+        self.forward_in_order(params, call).await
     }
 }
 
-impl<A: Action> Handle<UnreadStream<A>> for BoxService {
-    async fn handle(&self, params: Text, call: Call<UnreadStream<A>>) -> Result<Text, BoxError> {
-        self.pass_on(params, call).await
+impl<A: Action> Handle<ForwardedStream<A>> for BoxService {
+    async fn handle(
+        &self,
+        params: RawJson,
+        call: Call<ForwardedStream<A>>,
+    ) -> Result<RawJson, BoxError> {
+        self.forward_in_order(params, call).await
     }
 }
 
 impl BoxService {
     /// Forwards a call after the earlier calls of its caller.
-    async fn pass_on<A>(&self, params: A::Params, mut call: Call<A>) -> Result<A::Result, BoxError>
+    async fn forward_in_order<A>(
+        &self,
+        params: A::Params,
+        mut call: Call<A>,
+    ) -> Result<A::Result, BoxError>
     where
         A: Action,
     {
@@ -94,7 +102,7 @@ impl BoxService {
     /// It applies policy to `box.create`, `box.exec` and `box.update`, and adds the service's data to `system.status`.
     /// It forwards all other actions to the runtime.
     pub fn router(&self) -> Router {
-        Served::router(Arc::new(self.clone())).build()
+        ServiceActions::router(Arc::new(self.clone())).build()
     }
 }
 
@@ -112,7 +120,7 @@ impl Handle<BoxCreate> for BoxService {
         call: Call<BoxCreate>,
     ) -> Result<BoxCreateResult, BoxError> {
         let origin = origin(&call);
-        self.decided_create(params, &origin, Some(call)).await
+        self.create_with_policy(params, &origin, Some(call)).await
     }
 }
 
@@ -123,7 +131,7 @@ impl Handle<BoxUpdate> for BoxService {
         call: Call<BoxUpdate>,
     ) -> Result<BoxInfo, BoxError> {
         let origin = origin(&call);
-        self.decided_update(params, &origin, call).await
+        self.update_with_policy(params, &origin, call).await
     }
 }
 
@@ -143,9 +151,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn the_contract_is_served() {
-        let served = Served::NAMES.iter().chain([&PortShare::NAME]);
-        let served: BTreeSet<_> = served.collect();
-        assert_eq!(served, ALL_ACTIONS.iter().collect());
+    fn all_actions_but_port_share_are_served() {
+        let names = ServiceActions::NAMES.iter().chain([&PortShare::NAME]);
+        let names: BTreeSet<_> = names.collect();
+        assert_eq!(names, ALL_ACTIONS.iter().collect());
     }
 }

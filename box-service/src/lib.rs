@@ -1,18 +1,20 @@
 //! Policy layer of Box: decides which box and settings a caller may have.
 //!
-//! It also reports on them. It reaches a runtime only through the contract, in process or over any transport.
+//! It reaches a runtime only through the contract, in process or over any transport.
 //!
 //! # Reading order
-//! 1. [`policy`]: [`decide`](policy::decide), the only function that accepts or refuses a request. It is pure;
-//!    [`Facts`](policy::Facts) holds all values looked up before. `blocked` lists the paths that are never mounted.
-//! 2. [`paths`]: resolution of host paths. [`quota`]: size limit of a workspace.
-//! 3. `run`: timeout, quota, output and audit log of `box.exec`, `command.start` and `shell.run`.
-//! 4. [`BoxService`]: [`execute_tool`](BoxService::execute_tool) and the other methods of `execute`, from request to
-//!    result. `session_id` names the box, [`mod@truncate`] shortens the output, `errors` stores recent errors and
-//!    `audit` logs decisions.
-//! 5. [`RuntimeClient`] and [`Connector`]: the connection to the runtime.
-//! 6. `handlers`: [`BoxService::router`], the contract with policy applied.
-//! 7. [`ServiceConfig`]: the configuration of the operator.
+//! 1. `policy.rs`: [`decide`](policy::decide), the only function that accepts or refuses a request. It is pure;
+//!    [`PolicyInputs`](policy::PolicyInputs) holds all values that needed a lookup.
+//! 2. `blocked.rs`: host paths that are never mounted. `paths.rs`: resolution of host paths. `quota.rs`: size limit
+//!    of a workspace.
+//! 3. `service.rs`: [`BoxService`], its rules and its connections. `config.rs`: [`ServiceConfig`], from which the
+//!    rules are built.
+//! 4. `handlers.rs`: [`BoxService::router`], which applies policy to some actions and forwards the rest.
+//! 5. `run.rs`: timeout, quota, output and audit log of `box.exec`, `command.start` and `shell.run`.
+//! 6. `execute.rs`: the tool interface, such as [`execute_tool`](BoxService::execute_tool), and requests that need a
+//!    decision. `session_id.rs` chooses the box of a tool call, `truncate.rs` and `status.rs` shape its result.
+//! 7. `connector.rs` and `client.rs`: [`Connector`] and [`RuntimeClient`], the connection to the runtime.
+//! 8. `errors.rs`: recent errors. `audit.rs`: audit log of decisions.
 //!
 //! # Example
 //! ```

@@ -10,38 +10,38 @@ use std::path::{Component, Path, PathBuf};
 use box_protocol::{BoxError, Invalid};
 
 use crate::blocked;
-use crate::policy::{Facts, HostPath, PathKind};
+use crate::policy::{HostPath, PathKind, PolicyInputs};
 
-/// Looks up each path.
-pub fn look_up(paths: impl IntoIterator<Item = String>) -> Facts {
+/// Resolves each path on this machine.
+pub fn resolve(paths: impl IntoIterator<Item = String>) -> PolicyInputs {
     let paths = paths.into_iter().map(|path| {
-        let found = look_up_one(Path::new(&path));
+        let found = resolve_one(Path::new(&path));
         (path, found)
     });
-    Facts {
+    PolicyInputs {
         host_paths: paths.collect(),
-        ..Facts::default()
+        ..PolicyInputs::default()
     }
 }
 
-/// Like [`look_up`], for paths on another machine: uses their text alone.
-pub fn take_as_written(paths: impl IntoIterator<Item = String>) -> Facts {
+/// Normalizes paths of another machine, without a lookup.
+pub fn normalize_remote(paths: impl IntoIterator<Item = String>) -> PolicyInputs {
     let found = paths.into_iter().map(|path| {
-        let plain = Path::new(&path);
+        let written = Path::new(&path);
         let found = HostPath {
-            real: plain.is_absolute().then(|| without_detours(plain)),
+            real: written.is_absolute().then(|| normalize(written)),
             kind: PathKind::Unknown,
             readable: true,
         };
         (path, found)
     });
-    Facts {
+    PolicyInputs {
         host_paths: found.collect::<BTreeMap<_, _>>(),
-        ..Facts::default()
+        ..PolicyInputs::default()
     }
 }
 
-fn look_up_one(path: &Path) -> HostPath {
+fn resolve_one(path: &Path) -> HostPath {
     if !path.is_absolute() {
         return HostPath {
             real: None,
@@ -86,7 +86,7 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
         match fs::canonicalize(existing) {
             Ok(mut real) => {
                 for component in rest.into_iter().rev() {
-                    step(&mut real, component);
+                    push_component(&mut real, component);
                 }
                 return Ok(real);
             }
@@ -103,15 +103,16 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-fn without_detours(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
+/// Removes `.` and `..` without following symbolic links.
+fn normalize(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
     for component in path.components() {
-        step(&mut plain, component);
+        push_component(&mut normal, component);
     }
-    plain
+    normal
 }
 
-fn step(path: &mut PathBuf, component: Component<'_>) {
+fn push_component(path: &mut PathBuf, component: Component<'_>) {
     match component {
         Component::CurDir => {}
         Component::ParentDir => {
@@ -122,7 +123,7 @@ fn step(path: &mut PathBuf, component: Component<'_>) {
 }
 
 /// Returns a configured directory in the form used for comparison.
-pub(crate) fn configured(
+pub(crate) fn resolve_configured(
     field: &'static str,
     path: &Path,
     shared_filesystem: bool,
@@ -131,9 +132,9 @@ pub(crate) fn configured(
         return Err(Invalid::new(field, "must be an absolute host path").into());
     }
     if !shared_filesystem {
-        return Ok(without_detours(path));
+        return Ok(normalize(path));
     }
-    real_path(path).map_err(|_| Invalid::new(field, "cannot be looked up").into())
+    real_path(path).map_err(|_| Invalid::new(field, "cannot be resolved").into())
 }
 
 /// Creates the default workspace if it is missing, and returns its path.
@@ -151,17 +152,16 @@ pub(crate) fn create_workspace(
     if blocked::is_blocked(workspace, roots, private) {
         return Err(refused("is blocked for security"));
     }
-    fs::create_dir_all(workspace)
-        .map_err(|error| refused_by_system("cannot be created", &error))?;
-    let real = fs::canonicalize(workspace)
-        .map_err(|error| refused_by_system("cannot be looked up", &error))?;
+    fs::create_dir_all(workspace).map_err(|error| refused_by_os("cannot be created", &error))?;
+    let real =
+        fs::canonicalize(workspace).map_err(|error| refused_by_os("cannot be resolved", &error))?;
     if !inside(&real) {
         return Err(refused("is outside allowed_host_mount_roots"));
     }
     Ok(real)
 }
 
-fn refused_by_system(rule: &str, error: &io::Error) -> BoxError {
+fn refused_by_os(rule: &str, error: &io::Error) -> BoxError {
     Invalid::new(
         "default_host_workspace",
         format!("{rule}: {}", error.kind()),
@@ -175,12 +175,12 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn links_are_followed_and_the_rest_taken_as_written() {
+    fn existing_links_are_followed_and_missing_components_kept() {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path().canonicalize().unwrap();
         fs::create_dir_all(top.join("a/b")).unwrap();
         symlink(top.join("a"), top.join("link")).unwrap();
-        for (asked, real) in [
+        for (written, real) in [
             ("a/b", "a/b"),
             ("link/b", "a/b"),
             ("link/b/..", "a"),
@@ -189,15 +189,15 @@ mod tests {
             ("a/./b/", "a/b"),
         ] {
             assert_eq!(
-                real_path(&top.join(asked)).unwrap(),
+                real_path(&top.join(written)).unwrap(),
                 top.join(real),
-                "{asked}"
+                "{written}"
             );
         }
     }
 
     #[test]
-    fn kinds_are_told_apart() {
+    fn kinds_of_files_are_distinguished() {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path().canonicalize().unwrap();
         fs::create_dir(top.join("d")).unwrap();
@@ -206,16 +206,16 @@ mod tests {
         symlink("loop", top.join("loop")).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(top.join("s")).unwrap();
         let text = |name: &str| top.join(name).to_str().unwrap().to_owned();
-        let facts = look_up(["d", "f", "s", "dangling", "missing", "loop"].map(text));
-        let kind = |name: &str| facts.host_paths[&text(name)].kind;
+        let inputs = resolve(["d", "f", "s", "dangling", "missing", "loop"].map(text));
+        let kind = |name: &str| inputs.host_paths[&text(name)].kind;
         assert_eq!(kind("d"), PathKind::Directory);
         assert_eq!(kind("f"), PathKind::File);
         assert_eq!(kind("s"), PathKind::Other);
         assert_eq!(kind("missing"), PathKind::Missing);
-        assert_eq!(facts.host_paths[&text("loop")].real, None);
+        assert_eq!(inputs.host_paths[&text("loop")].real, None);
         assert_eq!(kind("dangling"), PathKind::Missing);
         assert_eq!(
-            look_up(["relative".to_owned()]).host_paths["relative"].real,
+            resolve(["relative".to_owned()]).host_paths["relative"].real,
             None
         );
     }
@@ -238,11 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_another_machine_are_only_read() {
-        let facts = take_as_written(["/srv/../data//x".to_owned(), "x".to_owned()]);
-        let found = &facts.host_paths["/srv/../data//x"];
+    fn paths_of_another_machine_are_normalized_without_lookup() {
+        let inputs = normalize_remote(["/srv/../data//x".to_owned(), "x".to_owned()]);
+        let found = &inputs.host_paths["/srv/../data//x"];
         assert_eq!(found.real.as_deref(), Some(Path::new("/data/x")));
         assert_eq!(found.kind, PathKind::Unknown);
-        assert_eq!(facts.host_paths["x"].real, None);
+        assert_eq!(inputs.host_paths["x"].real, None);
     }
 }

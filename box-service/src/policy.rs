@@ -1,6 +1,16 @@
 //! Decision about a request: the resulting spec, or a refusal.
 //!
-//! It is pure: all values that need a lookup come in as [`Facts`].
+//! # Steps
+//! 1. The service collects the host paths of the request ([`host_paths`]) and resolves them
+//!    ([`paths`](crate::paths)). For a strict profile it also asks the runtime for missing protections.
+//! 2. [`decide`] refuses a strict profile on a machine that lacks a protection.
+//! 3. The profile fills in unset fields, overwrites locked ones and limits the timeout. Each change of a requested
+//!    value becomes an [`Adjusted`].
+//! 4. The rules of a spec apply.
+//! 5. Every host path must resolve to a place under an allowed root that is neither blocked nor private to the
+//!    server. The resulting spec contains the resolved paths.
+//!
+//! The decision is pure: all values that need a lookup come in as [`PolicyInputs`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +47,7 @@ pub struct Policy {
 
 /// Values looked up for one request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct PolicyInputs {
     /// Host paths of the request as written, and their targets.
     pub host_paths: BTreeMap<String, HostPath>,
     /// Protections that the machine of the runtime does not provide.
@@ -83,7 +93,7 @@ pub struct Decision {
 pub fn host_paths(policy: &Policy, draft: &SpecDraft) -> Vec<String> {
     let profile = &policy.profile;
     let mode = match draft.host_path_mode {
-        Some(asked) if !profile.locks(Lockable::HostPathMode) => asked,
+        Some(requested) if !profile.locks(Lockable::HostPathMode) => requested,
         _ => profile.host_path_mode,
     };
     let mut paths = Vec::new();
@@ -107,8 +117,8 @@ pub fn mount_paths<'a>(
 
 /// Returns the workspace of this request, trimmed as in the spec.
 fn workspace(policy: &Policy, draft: &SpecDraft) -> Option<String> {
-    let asked = draft.host_path.as_deref().map(str::trim);
-    match asked {
+    let requested = draft.host_path.as_deref().map(str::trim);
+    match requested {
         Some(path) if !path.is_empty() => Some(path.to_owned()),
         _ => policy
             .default_host_workspace
@@ -122,23 +132,27 @@ fn workspace(policy: &Policy, draft: &SpecDraft) -> Option<String> {
 ///
 /// It fills in the profile, overwrites locked fields, limits the timeout and applies the rules of a spec. It checks
 /// every host path by its resolved target, and the resulting spec contains resolved paths.
-pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<Decision, BoxError> {
+pub fn decide(
+    policy: &Policy,
+    mut draft: SpecDraft,
+    inputs: &PolicyInputs,
+) -> Result<Decision, BoxError> {
     let profile = &policy.profile;
-    if profile.strict && !facts.missing.is_empty() {
+    if profile.strict && !inputs.missing.is_empty() {
         return Err(BoxError::unavailable(format!(
-            "profile {} needs what this machine does not grant: {}",
+            "profile {} requires protections that this machine does not provide: {}",
             profile.name,
-            facts.missing.join(", ")
+            inputs.missing.join(", ")
         ))
         .with_detail(&Detail::lasting()));
     }
     let mut adjusted = profile.apply(&mut draft);
-    if let Some(asked) = draft.timeout_sec {
-        let given = asked.min(profile.max_timeout_sec);
-        if given != asked {
-            adjusted.push(Adjusted::new("timeout_sec", &asked, &given));
+    if let Some(requested) = draft.timeout_sec {
+        let granted = requested.min(profile.max_timeout_sec);
+        if granted != requested {
+            adjusted.push(Adjusted::new("timeout_sec", &requested, &granted));
         }
-        draft.timeout_sec = Some(given);
+        draft.timeout_sec = Some(granted);
     }
     if draft.host_path_mode != Some(HostPathMode::None)
         && let Some(path) = workspace(policy, &draft)
@@ -149,26 +163,32 @@ pub fn decide(policy: &Policy, mut draft: SpecDraft, facts: &Facts) -> Result<De
     if spec.mounts_host_path()
         && let Some(path) = &spec.host_path
     {
-        let real = allowed(policy, facts, "host_path", path, PathKind::Directory)?;
+        let real = allowed(policy, inputs, "host_path", path, PathKind::Directory)?;
         spec.host_path = Some(real);
     }
-    adjusted.extend(decide_mounts(policy, &mut spec.extra_mounts, facts)?);
+    adjusted.extend(decide_mounts(policy, &mut spec.extra_mounts, inputs)?);
     Ok(Decision { spec, adjusted })
 }
 
 /// Decides the timeout of a command or of a run in a shell.
 /// This is the requested time within the limits of the profile.
-pub fn decide_time(policy: &Policy, asked_ms: Option<u64>) -> (Option<u64>, Option<Adjusted>) {
+pub fn decide_timeout(
+    policy: &Policy,
+    requested_ms: Option<u64>,
+) -> (Option<u64>, Option<Adjusted>) {
     let profile = &policy.profile;
-    let most = (profile.max_command_sec > 0).then(|| profile.max_command_sec.saturating_mul(1000));
-    let given = if profile.locks(Lockable::TimeoutSec) {
+    let max = (profile.max_command_sec > 0).then(|| profile.max_command_sec.saturating_mul(1000));
+    let granted = if profile.locks(Lockable::TimeoutSec) {
         Some(profile.timeout_sec.saturating_mul(1000))
     } else {
-        asked_ms.into_iter().chain(most).min()
+        requested_ms.into_iter().chain(max).min()
     };
-    let adjusted = asked_ms.zip(given).filter(|(asked, given)| asked != given);
-    let adjusted = adjusted.map(|(asked, given)| Adjusted::new("timeout_ms", &asked, &given));
-    (given, adjusted)
+    let changed = requested_ms
+        .zip(granted)
+        .filter(|(requested, granted)| requested != granted);
+    let adjusted =
+        changed.map(|(requested, granted)| Adjusted::new("timeout_ms", &requested, &granted));
+    (granted, adjusted)
 }
 
 /// Decides about a new network policy for an existing box.
@@ -184,30 +204,30 @@ pub fn decide_network(policy: &Policy) -> Result<(), BoxError> {
 pub fn decide_mounts(
     policy: &Policy,
     mounts: &mut [BoxMountSpec],
-    facts: &Facts,
+    inputs: &PolicyInputs,
 ) -> Result<Vec<Adjusted>, BoxError> {
     let profile = &policy.profile;
     let mut adjusted = Vec::new();
     for mount in mounts {
         if profile.locks(Lockable::HostPathMode) {
-            let given = narrower(mount.mode, profile.host_path_mode);
-            if given != mount.mode {
-                adjusted.push(Adjusted::new("extra_mounts.mode", &mount.mode, &given));
+            let granted = narrower(mount.mode, profile.host_path_mode);
+            if granted != mount.mode {
+                adjusted.push(Adjusted::new("extra_mounts.mode", &mount.mode, &granted));
             }
-            mount.mode = given;
+            mount.mode = granted;
         }
         if mount.mode == HostPathMode::None {
             continue;
         }
         mount.host_path = allowed(
             policy,
-            facts,
+            inputs,
             "host_path",
             &mount.host_path,
             PathKind::Directory,
         )?;
         if let Some(manifest) = &mount.manifest_path {
-            let real = allowed(policy, facts, "manifest_path", manifest, PathKind::File)?;
+            let real = allowed(policy, inputs, "manifest_path", manifest, PathKind::File)?;
             mount.manifest_path = Some(real);
         }
     }
@@ -227,58 +247,58 @@ fn narrower(one: HostPathMode, other: HostPathMode) -> HostPathMode {
 /// A path outside the roots gets the same refusal whether it exists or not.
 fn allowed(
     policy: &Policy,
-    facts: &Facts,
+    inputs: &PolicyInputs,
     field: &'static str,
     path: &str,
-    wanted: PathKind,
+    expected: PathKind,
 ) -> Result<String, BoxError> {
     let refused = |rule: &'static str| BoxError::from(Invalid::new(field, rule));
     let roots = &policy.allowed_host_mount_roots;
     if roots.is_empty() && !policy.owner_mounts {
         let rule = "mounting is disabled because no allowed_host_mount_roots are configured";
-        return Err(refused_with_remedy(policy, field, rule, "one"));
+        return Err(refusal_with_remedy(policy, field, rule, "one"));
     }
-    let found = facts
+    let found = inputs
         .host_paths
         .get(path)
         .ok_or_else(|| BoxError::internal(format!("{field} was not looked up")))?;
     let outside = || {
         let rule = "is outside allowed_host_mount_roots";
-        refused_with_remedy(policy, field, rule, "one more")
+        refusal_with_remedy(policy, field, rule, "one more")
     };
     let real = found.real.as_deref().ok_or_else(outside)?;
-    let named = roots.iter().any(|root| real.starts_with(root));
-    if !named && !policy.owner_mounts {
+    let is_under_root = roots.iter().any(|root| real.starts_with(root));
+    if !is_under_root && !policy.owner_mounts {
         return Err(outside());
     }
-    let of_owner = policy.owner_mounts && blocked::is_in_home_of_root(real);
-    if blocked::is_blocked(real, roots, &[]) && !of_owner {
+    let in_owner_home = policy.owner_mounts && blocked::is_in_home_of_root(real);
+    if blocked::is_blocked(real, roots, &[]) && !in_owner_home {
         return Err(refused(
-            "is blocked for security; allowed_host_mount_roots opens it if it names it",
+            "is blocked for security; below /etc, /root, /boot and /run, allowed_host_mount_roots must list the directory itself",
         ));
     }
     if blocked::reaches_private(real, roots, &policy.private) {
-        let problem = "the directory holds files of the server, or is one of them";
-        let remedy = "name a directory without its state directory, token file and key";
+        let problem = "the directory contains private files of the server";
+        let remedy = "name a directory without the server's state directory, token file and key";
         let error = BoxError::validation(format!("{field}: {problem}; {remedy}"));
         return Err(error.with_detail(&Detail::of_field(field)));
     }
-    if !named && !found.readable {
+    if !is_under_root && !found.readable {
         return Err(refused("must be readable by the user of the server"));
     }
-    if found.kind != wanted && found.kind != PathKind::Unknown {
-        return Err(refused(match wanted {
+    if found.kind != expected && found.kind != PathKind::Unknown {
+        return Err(refused(match expected {
             PathKind::File => "must point to an existing file on the host",
             _ => "must point to an existing directory on the host",
         }));
     }
     real.to_str()
         .map(str::to_owned)
-        .ok_or_else(|| refused("must lead to a path in UTF-8"))
+        .ok_or_else(|| refused("must resolve to a UTF-8 path"))
 }
 
 /// Creates a refusal that names the setting with which the operator allows `more`.
-fn refused_with_remedy(policy: &Policy, field: &'static str, rule: &str, more: &str) -> BoxError {
+fn refusal_with_remedy(policy: &Policy, field: &'static str, rule: &str, more: &str) -> BoxError {
     let remedy = match &policy.table {
         Some(table) => format!("{table}.allowed_host_mount_roots allows {more}"),
         None => format!("boxd serve --allow-mount DIR allows {more}"),

@@ -1,6 +1,6 @@
-//! Size of a workspace. Symbolic links are counted, never followed.
+//! Size limit of a workspace, checked before and after a command.
 //!
-//! See [`box_sys::walk`].
+//! [`box_sys::walk`] measures it. Symbolic links are counted, never followed.
 
 use std::fmt;
 use std::io;
@@ -24,14 +24,14 @@ pub struct Quota {
 
 /// Time of a quota check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub enum CheckTime {
     /// Before the command starts.
     Before,
     /// After the command has ended.
     After,
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for CheckTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Before => "before execution",
@@ -80,7 +80,7 @@ impl Quota {
     }
 
     /// Refuses a workspace over its quota. Blocks while it counts.
-    pub fn check(&self, moment: Moment) -> Result<(), BoxError> {
+    pub fn check(&self, moment: CheckTime) -> Result<(), BoxError> {
         let limit = self.megabytes.saturating_mul(1024 * 1024);
         let text = match count(&self.roots, limit, self.max_entries) {
             Ok(Counted::Within) => return Ok(()),
@@ -103,7 +103,7 @@ impl Quota {
             }
             // An uncountable directory must not count as empty: a guest could hide files that way.
             Err(error) => format!(
-                "workspace quota cannot be checked {moment}: {}",
+                "workspace_quota_mb: the workspace cannot be measured {moment}: {}",
                 error.kind()
             ),
         };
@@ -165,9 +165,9 @@ mod tests {
         fs::write(dir.path().join("one"), vec![0; MIB]).unwrap();
         fs::write(dir.path().join("a/b/two"), vec![0; MIB / 2]).unwrap();
         let quota = quota(dir.path(), 2, 100);
-        quota.check(Moment::Before).unwrap();
+        quota.check(CheckTime::Before).unwrap();
         fs::write(dir.path().join("a/three"), vec![0; MIB]).unwrap();
-        let error = quota.check(Moment::Before).unwrap_err();
+        let error = quota.check(CheckTime::Before).unwrap_err();
         assert_eq!(error.code(), Code::Capacity);
         assert!(
             error
@@ -175,7 +175,7 @@ mod tests {
                 .starts_with("quota exceeded: 2 MiB, counted before execution"),
             "{error}"
         );
-        let error = quota.check(Moment::After).unwrap_err();
+        let error = quota.check(CheckTime::After).unwrap_err();
         assert!(
             error
                 .message()
@@ -191,8 +191,10 @@ mod tests {
         for name in ["a", "b", "c"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
-        quota(dir.path(), 1, 3).check(Moment::Before).unwrap();
-        let error = quota(dir.path(), 1, 2).check(Moment::Before).unwrap_err();
+        quota(dir.path(), 1, 3).check(CheckTime::Before).unwrap();
+        let error = quota(dir.path(), 1, 2)
+            .check(CheckTime::Before)
+            .unwrap_err();
         assert!(error.message().contains("2 entries"), "{error}");
     }
 
@@ -203,10 +205,10 @@ mod tests {
         symlink(big.path(), dir.path().join("directory")).unwrap();
         symlink(big.path().join("file"), dir.path().join("file")).unwrap();
         symlink(dir.path(), dir.path().join("loop")).unwrap();
-        quota(dir.path(), 1, 100).check(Moment::Before).unwrap();
+        quota(dir.path(), 1, 100).check(CheckTime::Before).unwrap();
         let error = quota(&dir.path().join("directory"), 1, 100);
-        let error = error.check(Moment::Before).unwrap_err();
-        assert!(error.message().contains("cannot be checked"), "{error}");
+        let error = error.check(CheckTime::Before).unwrap_err();
+        assert!(error.message().contains("cannot be measured"), "{error}");
     }
 
     #[test]
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_box_can_write_to_counts_once() {
+    fn each_writable_directory_counts_once() {
         let mount = |path: &str, mode| box_protocol::BoxMountSpec::new(path, "/x", mode).unwrap();
         let roots = |host_path: Option<&str>, mounts| {
             let mut draft = SpecDraft::new("s")

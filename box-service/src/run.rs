@@ -1,7 +1,13 @@
 //! Policy for all commands: `box.exec`, `command.start` and `shell.run`.
 //!
-//! The profile limits the time of each ([`policy`](crate::policy)). The service checks the workspace quota before the
-//! start and after the end, logs the start in the audit log and truncates the output in the result.
+//! # Steps
+//! 1. `box.exec` takes a policy decision about its spec; the others only limit their timeout by the profile.
+//! 2. The service measures the workspace. A workspace over its quota refuses the command.
+//! 3. The audit log gets one line: caller, box, timeout, names of environment variables.
+//! 4. The service forwards the call to the runtime, and forwards its chunks as unparsed JSON. `command.start` and
+//!    `shell.run` keep the order of their caller's calls.
+//! 5. If the call lasts until the exit, the service measures the workspace again and deletes a box over its quota.
+//! 6. `box.exec` also truncates the output in its result.
 
 use std::marker::PhantomData;
 
@@ -18,9 +24,9 @@ use crate::audit::{self, Origin};
 use crate::client::RuntimeClient;
 use crate::handlers::origin;
 use crate::policy;
-use crate::quota::{Moment, Quota};
+use crate::quota::{CheckTime, Quota};
 use crate::service::{BoxService, Rules, blocking};
-use crate::status::shortened;
+use crate::status::truncate_output;
 
 /// An action that runs a command. Its chunks are forwarded unparsed.
 pub(crate) struct Run<A>(PhantomData<A>);
@@ -32,42 +38,44 @@ impl<A: Action<Chunk = CommandChunk>> Action for Run<A> {
     type Chunk = Box<RawValue>;
 }
 
-/// Data that policy needs about a command before its start.
-pub(crate) struct Start<'a> {
-    box_id: &'a BoxId,
-    timeout_ms: &'a mut Option<u64>,
-    env: &'a Env,
+/// The parameters of a command start that policy reads or changes.
+pub(crate) struct StartFields<'a> {
+    pub(crate) box_id: &'a BoxId,
+    pub(crate) timeout_ms: &'a mut Option<u64>,
+    pub(crate) env: &'a Env,
     /// The command, for the audit log.
-    text: String,
+    pub(crate) text: String,
     /// Whether the call lasts until the command has ended.
-    stays: bool,
+    waits_for_exit: bool,
 }
 
 /// An action that starts a command in an existing box.
-pub(crate) trait Starts: Action<Result = CommandStartResult, Chunk = CommandChunk> {
-    fn start(params: &mut Self::Params) -> Start<'_>;
+pub(crate) trait StartsCommand:
+    Action<Result = CommandStartResult, Chunk = CommandChunk>
+{
+    fn start(params: &mut Self::Params) -> StartFields<'_>;
 }
 
-impl Starts for CommandStart {
-    fn start(params: &mut CommandStartParams) -> Start<'_> {
-        Start {
+impl StartsCommand for CommandStart {
+    fn start(params: &mut CommandStartParams) -> StartFields<'_> {
+        StartFields {
             box_id: &params.box_id,
             timeout_ms: &mut params.timeout_ms,
             env: &params.env,
             text: params.program.to_string(),
-            stays: params.attach.is_some(),
+            waits_for_exit: params.attach.is_some(),
         }
     }
 }
 
-impl Starts for ShellRun {
-    fn start(params: &mut ShellRunParams) -> Start<'_> {
-        Start {
+impl StartsCommand for ShellRun {
+    fn start(params: &mut ShellRunParams) -> StartFields<'_> {
+        StartFields {
             box_id: &params.box_id,
             timeout_ms: &mut params.timeout_ms,
             env: &params.env,
             text: params.text.clone(),
-            stays: params.attach.is_some(),
+            waits_for_exit: params.attach.is_some(),
         }
     }
 }
@@ -83,7 +91,7 @@ impl Handle<Run<BoxExec>> for BoxService {
     }
 }
 
-impl<A: Starts> Handle<Run<A>> for BoxService
+impl<A: StartsCommand> Handle<Run<A>> for BoxService
 where
     Run<A>: Action<Params = A::Params, Result = CommandStartResult>,
 {
@@ -94,7 +102,7 @@ where
     ) -> Result<CommandStartResult, BoxError> {
         let origin = origin(&call);
         let outcome = self.start::<A>(params, &origin, call).await;
-        self.recorded(A::NAME, &origin, outcome)
+        self.record_outcome(A::NAME, &origin, outcome)
     }
 }
 
@@ -107,7 +115,7 @@ impl BoxService {
         call: Option<Call<Run<BoxExec>>>,
     ) -> Result<BoxExecutionResult, BoxError> {
         let outcome = self.run_exec(params, origin, call).await;
-        self.recorded(BoxExec::NAME, origin, outcome)
+        self.record_outcome(BoxExec::NAME, origin, outcome)
     }
 
     async fn run_exec(
@@ -128,12 +136,12 @@ impl BoxService {
         } else {
             None
         };
-        let bounds = Bounds {
+        let limits = RunLimits {
             client: self.client_for(&origin.caller).await?,
             box_id: decision.spec.box_id.clone(),
             quota,
         };
-        bounds.check(Moment::Before).await?;
+        limits.check(CheckTime::Before).await?;
         let text = match &params.program {
             Some(program) => program.to_string(),
             None => decision.spec.cmd.clone(),
@@ -147,20 +155,20 @@ impl BoxService {
             },
             ..params
         };
-        let client = &bounds.client;
+        let client = &limits.client;
         let result = match call {
             Some(mut call) => client.forward(&params, &mut call, None).await,
             None => client.call::<BoxExec>(&params).await,
         };
-        let mut result = bounds.kept(result).await?;
+        let mut result = limits.check_after(result).await?;
         result.adjusted = decision.adjusted;
         audit::finished(origin, &result);
-        Ok(shortened(result, rules.config.output_limit_chars))
+        Ok(truncate_output(result, rules.config.output_limit_chars))
     }
 
     /// Handles `command.start` and `shell.run` under policy.
     /// It runs after the earlier calls of the same caller.
-    async fn start<A: Starts>(
+    async fn start<A: StartsCommand>(
         &self,
         mut params: A::Params,
         origin: &Origin,
@@ -172,39 +180,27 @@ impl BoxService {
         let turn = self.0.turns.take([origin.caller.clone()]);
         let rules = self.rules();
         let start = A::start(&mut params);
-        let (given, adjusted) =
-            policy::decide_time(rules.policy_for(&origin.caller), *start.timeout_ms);
-        *start.timeout_ms = given;
+        let (granted, adjusted) =
+            policy::decide_timeout(rules.policy_for(&origin.caller), *start.timeout_ms);
+        *start.timeout_ms = granted;
         let client = self.client_for(&origin.caller).await?;
-        let bounds = Bounds {
+        let limits = RunLimits {
             quota: quota_of(&client, &rules, start.box_id).await,
             box_id: start.box_id.clone(),
             client,
         };
-        bounds.check(Moment::Before).await?;
-        audit::starting(A::NAME, origin, &start.audited(adjusted.as_ref()), &rules);
-        let stays = start.stays && call.chunks().is_some();
+        limits.check(CheckTime::Before).await?;
+        audit::allowed_start(A::NAME, origin, (&start, adjusted.as_ref()), &rules);
+        let waits_for_exit = start.waits_for_exit && call.chunks().is_some();
         turn.comes().await;
-        let started = bounds.client.forward(&params, &mut call, Some(turn)).await;
-        let mut started = if stays {
-            bounds.kept(started).await?
+        let started = limits.client.forward(&params, &mut call, Some(turn)).await;
+        let mut started = if waits_for_exit {
+            limits.check_after(started).await?
         } else {
             started?
         };
         started.adjusted.extend(adjusted);
         Ok(started)
-    }
-}
-
-impl Start<'_> {
-    fn audited<'a>(&'a self, adjusted: Option<&'a box_protocol::Adjusted>) -> audit::Starting<'a> {
-        audit::Starting {
-            box_id: self.box_id,
-            timeout_ms: *self.timeout_ms,
-            adjusted,
-            env: self.env,
-            text: &self.text,
-        }
     }
 }
 
@@ -223,34 +219,34 @@ async fn quota_of(client: &RuntimeClient, rules: &Rules, box_id: &BoxId) -> Opti
 }
 
 /// Limits of one run.
-struct Bounds {
+struct RunLimits {
     client: RuntimeClient,
     box_id: BoxId,
     quota: Option<Quota>,
 }
 
-impl Bounds {
-    async fn check(&self, moment: Moment) -> Result<(), BoxError> {
+impl RunLimits {
+    async fn check(&self, moment: CheckTime) -> Result<(), BoxError> {
         match self.quota.clone() {
             None => Ok(()),
             Some(quota) => blocking(move || quota.check(moment)).await,
         }
     }
 
-    /// Returns the result if the workspace is within its quota.
-    /// Otherwise it deletes the box.
-    async fn kept<T>(&self, result: Result<T, BoxError>) -> Result<T, BoxError> {
+    /// Returns the result of a run if the workspace is still within its quota.
+    /// Otherwise it deletes the box and returns the error of the quota.
+    async fn check_after<T>(&self, result: Result<T, BoxError>) -> Result<T, BoxError> {
         if let Err(error) = &result
             && error
                 .detail()
                 .and_then(|detail: Detail| detail.ended)
                 .is_some_and(|ended| ended != Ended::Failed)
         {
-            // The record of that box holds the reason of its end.
+            // The box has ended, and the error names the reason.
             return result;
         }
         // The check also runs after a failure, because the command may have written before it failed.
-        if let Err(error) = self.check(Moment::After).await {
+        if let Err(error) = self.check(CheckTime::After).await {
             self.discard().await;
             return Err(error);
         }
@@ -268,7 +264,7 @@ impl Bounds {
             Err(error) if error.code() == Code::NotFound => {}
             Err(error) => {
                 let box_id = &self.box_id;
-                tracing::error!(%box_id, %error, "a box over its quota is still there");
+                tracing::error!(%box_id, %error, "cannot delete a box over its quota");
             }
         }
     }

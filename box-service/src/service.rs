@@ -24,11 +24,11 @@ use crate::policy::Policy;
 use crate::session_id::SessionIdTemplate;
 use crate::status::ServiceStatus;
 
-/// Timeout for a runtime to end its boxes when its service is disposed.
-const SHUTDOWN_WITHIN: Duration = Duration::from_secs(10);
+/// Timeout of the runtime's shutdown after [`BoxService::dispose`].
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout for a runtime to report its status.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The policy layer. Cheap to clone; all clones are one service.
 #[derive(Clone)]
@@ -39,7 +39,7 @@ pub(crate) struct Inner {
     runtime: Runtime,
     errors: ErrorRing,
     disposed: AtomicBool,
-    /// The order in which calls of one caller are passed on.
+    /// Keeps the calls of one caller in order while the service forwards them.
     pub(crate) turns: Turns<Caller>,
 }
 
@@ -63,16 +63,14 @@ impl Rules {
             config,
         }))
     }
-}
 
-impl Rules {
     /// Returns the policy for this caller's requests.
     pub(crate) fn policy_for(&self, caller: &Caller) -> &Policy {
         self.policies.get(&*caller.name()).unwrap_or(&self.policy)
     }
 
     /// Creates the default workspaces of all callers, unless boxes are off.
-    async fn make_workspaces(&self) -> Result<(), BoxError> {
+    async fn create_workspaces(&self) -> Result<(), BoxError> {
         let policies = self.policies.values().chain([&self.policy]);
         let policies = policies.filter(|policy| self.config.enabled && policy.shared_filesystem);
         for policy in policies {
@@ -89,9 +87,12 @@ impl Rules {
     }
 }
 
+/// How the service reaches its runtime.
 enum Runtime {
+    /// Over a connection that the host program owns.
     Injected(RuntimeClient),
-    Own {
+    /// Over one connection per caller, which the service makes.
+    Connector {
         connector: Arc<dyn Connector>,
         clients: Mutex<HashMap<Caller, RuntimeClient>>,
         /// Held while connecting, so that concurrent first calls connect once.
@@ -123,7 +124,7 @@ impl BoxService {
         config: ServiceConfig,
         connector: impl Connector,
     ) -> Result<Self, BoxError> {
-        let runtime = Runtime::Own {
+        let runtime = Runtime::Connector {
             connector: Arc::new(connector),
             clients: Mutex::default(),
             connecting: tokio::sync::Mutex::new(()),
@@ -145,7 +146,7 @@ impl BoxService {
     /// Running calls continue under the old rules. If the new rules are refused, the old ones stay in force.
     pub async fn reload(&self, config: ServiceConfig) -> Result<(), BoxError> {
         let rules = Rules::new(config)?;
-        rules.make_workspaces().await?;
+        rules.create_workspaces().await?;
         *self.0.rules.write().unwrap_or_else(PoisonError::into_inner) = rules;
         Ok(())
     }
@@ -166,18 +167,18 @@ impl BoxService {
         if !rules.config.enabled {
             return Ok(());
         }
-        rules.make_workspaces().await?;
-        if let Err(error) = self.reach().await {
-            tracing::warn!(%error, "the runtime cannot be reached");
+        rules.create_workspaces().await?;
+        if let Err(error) = self.check_runtime().await {
+            tracing::warn!(%error, "runtime unreachable");
         }
         Ok(())
     }
 
-    async fn reach(&self) -> Result<(), BoxError> {
+    async fn check_runtime(&self) -> Result<(), BoxError> {
         let client = self.client().await?;
         if let Runtime::Injected(_) = self.0.runtime {
             client
-                .call_within::<SystemHealth>(&Empty {}, ANSWER_WITHIN)
+                .call_within::<SystemHealth>(&Empty {}, STATUS_TIMEOUT)
                 .await?;
         }
         Ok(())
@@ -194,26 +195,26 @@ impl BoxService {
         if !self.rules().config.enabled {
             return Err(BoxError::unavailable("boxes are disabled by configuration"));
         }
-        self.refuse_if_disposed()?;
-        let apart = match &self.0.runtime {
+        self.check_not_disposed()?;
+        let has_identity = match &self.0.runtime {
             Runtime::Injected(_) => false,
-            Runtime::Own { connector, .. } => connector.tells_callers_apart(),
+            Runtime::Connector { connector, .. } => connector.has_caller_identity(),
         };
-        if *caller != Caller::Local && !apart {
+        if *caller != Caller::Local && !has_identity {
             return Err(BoxError::denied(
                 "the remote runtime does not support per-caller identity; only local calls are allowed",
             ));
         }
         match &self.0.runtime {
             Runtime::Injected(client) => Ok(client.clone()),
-            Runtime::Own {
+            Runtime::Connector {
                 connector,
                 clients,
                 connecting,
             } => {
                 let current = || {
                     let client = lock(clients).get(caller).cloned();
-                    client.filter(|client| !client.is_over())
+                    client.filter(|client| !client.is_closed())
                 };
                 if let Some(client) = current() {
                     return Ok(client);
@@ -224,16 +225,16 @@ impl BoxService {
                 }
                 let connected = connector.connect(caller).await?;
                 let mut clients = lock(clients);
-                clients.retain(|_, client| !client.is_over());
+                clients.retain(|_, client| !client.is_closed());
                 clients.insert(caller.clone(), connected.clone());
                 drop(clients);
-                self.refuse_if_disposed()?;
+                self.check_not_disposed()?;
                 Ok(connected)
             }
         }
     }
 
-    fn refuse_if_disposed(&self) -> Result<(), BoxError> {
+    fn check_not_disposed(&self) -> Result<(), BoxError> {
         if self.0.disposed.load(Ordering::Acquire) {
             return Err(BoxError::unavailable("the service is disposed"));
         }
@@ -247,13 +248,13 @@ impl BoxService {
 
     /// Returns the status as this caller may see it.
     pub(crate) async fn status_for(&self, caller: &Caller) -> ServiceStatus {
-        let asked = async {
+        let request = async {
             let client = self.client_for(caller).await?;
             client
-                .call_within::<SystemStatus>(&Empty {}, ANSWER_WITHIN)
+                .call_within::<SystemStatus>(&Empty {}, STATUS_TIMEOUT)
                 .await
         };
-        let (mut runtime, connector_error) = match asked.await {
+        let (mut runtime, connector_error) = match request.await {
             Ok(status) => (status, None),
             Err(error) => (
                 SystemStatusResult::default(),
@@ -261,7 +262,7 @@ impl BoxService {
             ),
         };
         runtime.profile = Some(self.profile().name.as_str().to_owned());
-        runtime.recent_errors = self.0.errors.seen_by(caller);
+        runtime.recent_errors = self.0.errors.visible_to(caller);
         runtime.recent_error_count = runtime.recent_errors.len() as u64;
         ServiceStatus {
             available: runtime.backend.available,
@@ -274,7 +275,7 @@ impl BoxService {
     /// Returns the last errors of executions, oldest first.
     /// The service keeps at most [`RECENT_ERRORS`](crate::RECENT_ERRORS).
     pub fn recent_errors(&self) -> Vec<RecentError> {
-        self.0.errors.seen_by(&Caller::Local)
+        self.0.errors.visible_to(&Caller::Local)
     }
 
     /// Lists the boxes of the runtime.
@@ -316,7 +317,7 @@ impl BoxService {
         if self.0.disposed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let Runtime::Own {
+        let Runtime::Connector {
             connector, clients, ..
         } = &self.0.runtime
         else {
@@ -335,9 +336,9 @@ impl BoxService {
                         };
                         shut_down(&client).await
                     };
-                    let ended = tokio::time::timeout(SHUTDOWN_WITHIN, end).await;
+                    let ended = tokio::time::timeout(SHUTDOWN_TIMEOUT, end).await;
                     if !matches!(ended, Ok(Ok(()))) {
-                        tracing::warn!("the runtime did not confirm its shutdown");
+                        tracing::warn!("runtime shutdown not confirmed");
                     }
                     connector.dispose();
                 });
@@ -366,8 +367,8 @@ impl BoxService {
         self.rules().policy.allowed_host_mount_roots.clone()
     }
 
-    /// Records an error in the recent errors and returns it.
-    pub(crate) fn recorded<T>(
+    /// Records a failure in the recent errors and the audit log; returns the outcome.
+    pub(crate) fn record_outcome<T>(
         &self,
         action: &str,
         origin: &Origin,
@@ -389,7 +390,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 async fn shut_down(client: &RuntimeClient) -> Result<(), BoxError> {
     let params = SystemShutdownParams {
         exit: false,
-        within_ms: u64::try_from(SHUTDOWN_WITHIN.as_millis()).ok(),
+        within_ms: u64::try_from(SHUTDOWN_TIMEOUT.as_millis()).ok(),
     };
     client.call::<SystemShutdown>(&params).await.map(drop)
 }
@@ -399,5 +400,5 @@ pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, BoxError> + Send + 'static,
 ) -> Result<T, BoxError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(BoxError::internal("looking at the file system failed")))
+    done.unwrap_or_else(|_| Err(BoxError::internal("file system task failed")))
 }

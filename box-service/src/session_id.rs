@@ -1,4 +1,4 @@
-//! Choice of the box for a call that names none.
+//! Template for the id of the box of a call that names none.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ impl Query {
     }
 
     fn variable(&self, name: &str) -> Option<&str> {
-        let own = match name {
+        let member = match name {
             "query_id" => self.query_id.as_deref(),
             "launcher_type" => self.launcher_type.as_deref(),
             "launcher_id" => self.launcher_id.as_deref(),
@@ -50,7 +50,8 @@ impl Query {
             "global" => Some("global"),
             _ => None,
         };
-        own.or_else(|| self.variables.get(name).map(String::as_str))
+        member
+            .or_else(|| self.variables.get(name).map(String::as_str))
             .filter(|value| !value.trim().is_empty())
     }
 }
@@ -96,16 +97,16 @@ impl SessionIdTemplate {
     /// Expands the template if the query has all its variables. Otherwise it returns the id of the query, or `None`
     /// without one.
     pub fn session_id(&self, query: &Query) -> Option<String> {
-        self.fill(query)
-            .or_else(|| query.variable("query_id").map(|id| plain(id).into_owned()))
+        self.expand(query)
+            .or_else(|| query.variable("query_id").map(|id| escape(id).into_owned()))
     }
 
-    fn fill(&self, query: &Query) -> Option<String> {
+    fn expand(&self, query: &Query) -> Option<String> {
         let mut id = String::new();
         for part in &self.0 {
             match part {
                 Part::Text(text) => id.push_str(text),
-                Part::Variable(name) => id.push_str(&plain(query.variable(name)?)),
+                Part::Variable(name) => id.push_str(&escape(query.variable(name)?)),
             }
         }
         (!id.trim().is_empty()).then_some(id)
@@ -115,13 +116,13 @@ impl SessionIdTemplate {
 fn malformed() -> Invalid {
     Invalid::new(
         "session_id_template",
-        "must have its variables in pairs of braces",
+        "has unbalanced braces; write a variable as {name}",
     )
 }
 
 /// Escapes characters that an id may not contain, as `%` and hex.
 /// Dropping them would let two launchers share a box.
-fn plain(value: &str) -> Cow<'_, str> {
+fn escape(value: &str) -> Cow<'_, str> {
     let special = |character: char| is_invisible(character) || matches!(character, '/' | '%');
     if !value.contains(special) {
         return Cow::Borrowed(value);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_without_a_launcher_has_its_own_box() {
+    fn a_query_without_a_launcher_has_a_separate_box() {
         assert_eq!(
             id(DEFAULT_SESSION_ID_TEMPLATE, &Query::new(42)).as_deref(),
             Some("42")
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_known_is_no_id() {
+    fn a_query_without_values_has_no_id() {
         assert_eq!(id(DEFAULT_SESSION_ID_TEMPLATE, &Query::default()), None);
         assert_eq!(id("", &Query::default()), None);
     }
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn braces_come_in_pairs() {
+    fn unbalanced_braces_are_refused() {
         for bad in ["{a", "a}", "{}", "{a{b}}", "}{"] {
             let refused = SessionIdTemplate::parse(bad).unwrap_err();
             assert_eq!(refused.field(), "session_id_template", "{bad}");

@@ -48,7 +48,7 @@ pub struct ToolResult {
 
 /// Truncates each stream of a result to `limit` characters and marks it.
 /// A limit of 0 truncates nothing.
-pub(crate) fn shortened(mut result: BoxExecutionResult, limit: usize) -> BoxExecutionResult {
+pub(crate) fn truncate_output(mut result: BoxExecutionResult, limit: usize) -> BoxExecutionResult {
     let shorten = |text: &mut String, dropped: u64, truncated: &mut bool| {
         let cut = if limit == 0 {
             None
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_tool_result_has_exactly_these_members() {
         let result = ran(Exit::returned(0)).with_output("out", "err");
-        let tool = ToolResult::from(shortened(result, 100));
+        let tool = ToolResult::from(truncate_output(result, 100));
         let expected = json!({"session_id": "s1", "backend": "fake", "status": "completed",
             "ok": true, "exit_code": 0, "stdout": "out", "stderr": "err",
             "stdout_truncated": false, "stderr_truncated": false, "duration_ms": 12});
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_timeout_is_not_ok_and_has_no_code() {
         let late = ran(Exit::by_signal(9, ExitWhy::Timeout));
-        let json = serde_json::to_value(ToolResult::from(shortened(late, 100))).unwrap();
+        let json = serde_json::to_value(ToolResult::from(truncate_output(late, 100))).unwrap();
         assert_eq!(
             (&json["status"], &json["ok"], &json["exit_code"]),
             (&json!("timed_out"), &json!(false), &Value::Null)
@@ -123,18 +123,18 @@ mod tests {
     }
 
     #[test]
-    fn what_the_runtime_dropped_is_missing_too() {
+    fn output_that_the_runtime_dropped_counts_as_truncated() {
         let mut result = ran(Exit::returned(0)).with_output("out", "err");
         result.stderr_dropped = 1;
-        let tool = ToolResult::from(shortened(result, 100));
+        let tool = ToolResult::from(truncate_output(result, 100));
         assert!(!tool.stdout_truncated && tool.stderr_truncated);
     }
 
     #[test]
-    fn no_limit_cuts_nothing() {
+    fn a_limit_of_zero_truncates_nothing() {
         let long = "x".repeat(100_000);
         let result = ran(Exit::returned(0)).with_output(long.clone(), "");
-        let tool = ToolResult::from(shortened(result, 0));
+        let tool = ToolResult::from(truncate_output(result, 0));
         assert!(tool.stdout == long && !tool.stdout_truncated);
     }
 }

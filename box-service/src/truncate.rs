@@ -43,11 +43,11 @@ fn fit(total: usize, limit: usize) -> Option<(usize, String)> {
     let mut text = notice(total.saturating_sub(limit));
     loop {
         let kept = limit.checked_sub(text.len())?;
-        let agreed = notice(total - kept);
-        if agreed.len() == text.len() {
-            return Some((kept, agreed));
+        let next = notice(total - kept);
+        if next.len() == text.len() {
+            return Some((kept, next));
         }
-        text = agreed;
+        text = next;
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_fits_is_left_alone() {
+    fn text_within_the_limit_is_unchanged() {
         assert_eq!(truncate("hello world", 100), None);
         assert_eq!(truncate(&"a".repeat(200), 200), None);
         assert_eq!(truncate("", 0), None);
@@ -100,15 +100,15 @@ mod tests {
     }
 
     #[test]
-    fn the_number_is_right_where_its_own_length_changes_it() {
+    fn the_number_accounts_for_the_length_of_its_digits() {
         // Removing 99 characters needs two digits, which removes one more and makes it 100.
         for total in 130..240 {
             let text = "x".repeat(total);
             let cut = truncate(&text, 129).unwrap();
             let kept = cut.matches('x').count();
-            let told = format!("[{} characters truncated]", total - kept);
+            let notice = format!("[{} characters truncated]", total - kept);
             // The notice itself has no x.
-            assert!(cut.contains(&told), "{total}: {cut}");
+            assert!(cut.contains(&notice), "{total}: {cut}");
             assert_eq!(cut.len(), 129);
         }
     }
@@ -140,14 +140,14 @@ mod tests {
             prop_assert!(all.len() > limit, "cut although it fits");
             let cut: Vec<char> = cut.chars().collect();
             prop_assert!(cut.len() <= limit, "over the limit");
-            let told = (1..=3).find_map(|digits| {
+            let matched = (1..=3).find_map(|digits| {
                 let kept = cut.len().checked_sub(35 + digits)?;
                 let (head, tail) = (kept * 60 / 100, kept - kept * 60 / 100);
                 let notice: String = cut[head..cut.len() - tail].iter().collect();
                 let fits = cut[..head] == all[..head] && cut[cut.len() - tail..] == all[all.len() - tail..];
                 (fits && removed_in(&notice)? == all.len() - kept).then_some(())
             });
-            let found = told.is_some() && cut.len() == limit;
+            let found = matched.is_some() && cut.len() == limit;
             let head_only = limit < notice(all.len()).len() && cut == all[..limit];
             prop_assert!(found || head_only, "neither head, notice and tail nor head alone");
         }

@@ -29,7 +29,7 @@ fn policy(profile: BoxProfile, roots: &[&str]) -> Policy {
 }
 
 /// Facts in which each path is its own target.
-fn plain(paths: &[&str], kind: PathKind) -> Facts {
+fn inputs(paths: &[&str], kind: PathKind) -> PolicyInputs {
     let found = paths.iter().map(|path| {
         let real = Some(PathBuf::from(path));
         (
@@ -41,7 +41,7 @@ fn plain(paths: &[&str], kind: PathKind) -> Facts {
             },
         )
     });
-    Facts {
+    PolicyInputs {
         host_paths: found.collect(),
         missing: Vec::new(),
     }
@@ -54,7 +54,7 @@ fn field(error: &BoxError) -> String {
 #[test]
 fn an_empty_request_gets_the_profile() {
     let policy = policy(built_in("network_extended"), &[]);
-    let spec = decide(&policy, SpecDraft::new("s"), &Facts::default())
+    let spec = decide(&policy, SpecDraft::new("s"), &PolicyInputs::default())
         .unwrap()
         .spec;
     assert_eq!(
@@ -65,31 +65,31 @@ fn an_empty_request_gets_the_profile() {
 }
 
 #[test]
-fn what_is_not_locked_is_the_callers_and_what_is_locked_is_noted() {
+fn unlocked_fields_are_kept_and_locked_ones_reported_as_adjusted() {
     let locked = policy(built_in("offline_readonly"), &[]);
     let draft = SpecDraft::new("s")
         .network(Network::On)
         .read_only_rootfs(true)
         .memory_mb(64);
-    let decision = decide(&locked, draft.clone(), &Facts::default()).unwrap();
+    let decision = decide(&locked, draft.clone(), &PolicyInputs::default()).unwrap();
     assert_eq!(decision.spec.network, Network::Off);
     assert_eq!(decision.spec.memory_mb, 64);
     // An equal value is no adjustment.
     assert_eq!(decision.adjusted, [Adjusted::new("network", &"on", &"off")]);
     let open = policy(built_in("default"), &[]);
-    let decision = decide(&open, draft, &Facts::default()).unwrap();
+    let decision = decide(&open, draft, &PolicyInputs::default()).unwrap();
     assert_eq!(decision.spec.network, Network::On);
     assert!(decision.adjusted.is_empty());
 }
 
 #[test]
-fn long_timeouts_are_cut_and_wrong_ones_refused() {
+fn long_timeouts_are_limited_and_invalid_ones_refused() {
     let policy = policy(built_in("default"), &[]);
     let with = |seconds: u64| {
         decide(
             &policy,
             SpecDraft::new("s").timeout_sec(seconds),
-            &Facts::default(),
+            &PolicyInputs::default(),
         )
     };
     let cut = with(999).unwrap();
@@ -102,10 +102,10 @@ fn long_timeouts_are_cut_and_wrong_ones_refused() {
 }
 
 #[test]
-fn without_roots_nothing_is_mounted() {
+fn without_roots_every_mount_is_refused() {
     let draft = SpecDraft::new("s").host_path("/data");
-    let facts = plain(&["/data"], PathKind::Directory);
-    let error = decide(&policy(built_in("default"), &[]), draft, &facts).unwrap_err();
+    let inputs = inputs(&["/data"], PathKind::Directory);
+    let error = decide(&policy(built_in("default"), &[]), draft, &inputs).unwrap_err();
     assert_eq!(error.code(), Code::Validation);
     assert_eq!(
         error.message(),
@@ -117,7 +117,7 @@ fn without_roots_nothing_is_mounted() {
         ..policy(built_in("default"), &["/other"])
     };
     let draft = SpecDraft::new("s").host_path("/data");
-    let error = decide(&ann, draft, &facts).unwrap_err();
+    let error = decide(&ann, draft, &inputs).unwrap_err();
     assert_eq!(
         error.message(),
         "host_path is outside allowed_host_mount_roots; policy.tokens.ann.allowed_host_mount_roots allows one more"
@@ -125,11 +125,11 @@ fn without_roots_nothing_is_mounted() {
 }
 
 #[test]
-fn look_alike_prefixes_and_blocked_places_are_refused() {
+fn equal_path_prefixes_and_blocked_paths_are_refused() {
     let policy = policy(built_in("default"), &["/data", "/"]);
     for path in ["/etc", "/", "/proc/self"] {
-        let facts = plain(&[path], PathKind::Directory);
-        let error = decide(&policy, SpecDraft::new("s").host_path(path), &facts).unwrap_err();
+        let inputs = inputs(&[path], PathKind::Directory);
+        let error = decide(&policy, SpecDraft::new("s").host_path(path), &inputs).unwrap_err();
         assert_eq!(error.code(), Code::Validation);
         let rule = "host_path is blocked for security";
         assert!(error.message().starts_with(rule), "{error}");
@@ -139,8 +139,8 @@ fn look_alike_prefixes_and_blocked_places_are_refused() {
         ..policy
     };
     for (path, allowed) in [("/data", true), ("/data/x", true), ("/database", false)] {
-        let facts = plain(&[path], PathKind::Directory);
-        let decided = decide(&narrow, SpecDraft::new("s").host_path(path), &facts);
+        let inputs = inputs(&[path], PathKind::Directory);
+        let decided = decide(&narrow, SpecDraft::new("s").host_path(path), &inputs);
         match decided {
             Ok(_) => assert!(allowed, "{path}"),
             Err(error) => {
@@ -153,16 +153,16 @@ fn look_alike_prefixes_and_blocked_places_are_refused() {
 }
 
 #[test]
-fn the_owner_mounts_what_it_can_read_and_nothing_that_is_blocked() {
+fn the_owner_mounts_readable_paths_except_blocked_ones() {
     let owner = Policy {
         owner_mounts: true,
         ..policy(built_in("default"), &["/etc/box"])
     };
     let decided = |path: &str, readable: bool| {
-        let mut facts = plain(&[path], PathKind::Directory);
-        facts.host_paths.get_mut(path).unwrap().readable = readable;
+        let mut inputs = inputs(&[path], PathKind::Directory);
+        inputs.host_paths.get_mut(path).unwrap().readable = readable;
         let draft = SpecDraft::new("s").host_path(path);
-        let decided = decide(&owner, draft, &facts);
+        let decided = decide(&owner, draft, &inputs);
         decided
             .map(drop)
             .map_err(|error| error.message().to_owned())
@@ -187,10 +187,10 @@ fn the_owner_mounts_what_it_can_read_and_nothing_that_is_blocked() {
 }
 
 #[test]
-fn commands_are_bound_by_the_profile_if_it_says_a_time() {
+fn the_profile_limits_the_time_of_commands() {
     let time = |profile: serde_json::Value, asked| {
         let policy = policy(serde_json::from_value(profile).unwrap(), &[]);
-        decide_time(&policy, asked)
+        decide_timeout(&policy, asked)
     };
     let (small, open) = (
         json!({"name": "p", "max_timeout_sec": 60}),
@@ -207,28 +207,31 @@ fn commands_are_bound_by_the_profile_if_it_says_a_time() {
     let locked = json!({"name": "p", "locked": ["timeout_sec"]});
     let cut = Adjusted::new("timeout_ms", &5, &30_000);
     assert_eq!(time(locked, Some(5)), (Some(30_000), Some(cut)));
-    assert_eq!(decide_time(&policy(built_in("default"), &[]), None).0, None);
     assert_eq!(
-        decide_time(&policy(built_in("offline_readonly"), &[]), None).0,
+        decide_timeout(&policy(built_in("default"), &[]), None).0,
+        None
+    );
+    assert_eq!(
+        decide_timeout(&policy(built_in("offline_readonly"), &[]), None).0,
         Some(60_000)
     );
 }
 
 #[test]
-fn outside_is_refused_alike_whether_it_exists_or_not() {
+fn existing_and_missing_paths_outside_the_roots_get_the_same_refusal() {
     let policy = policy(built_in("default"), &["/data"]);
     let draft = SpecDraft::new("s").host_path("/secret");
     let texts: Vec<_> = [PathKind::Directory, PathKind::File, PathKind::Missing]
         .into_iter()
         .map(|kind| {
-            decide(&policy, draft.clone(), &plain(&["/secret"], kind))
+            decide(&policy, draft.clone(), &inputs(&["/secret"], kind))
                 .unwrap_err()
                 .to_string()
         })
         .collect();
     assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
     let inside = SpecDraft::new("s").host_path("/data/x");
-    let error = decide(&policy, inside, &plain(&["/data/x"], PathKind::Missing)).unwrap_err();
+    let error = decide(&policy, inside, &inputs(&["/data/x"], PathKind::Missing)).unwrap_err();
     assert_eq!(
         error.message(),
         "host_path must point to an existing directory on the host"
@@ -236,17 +239,19 @@ fn outside_is_refused_alike_whether_it_exists_or_not() {
 }
 
 #[test]
-fn mode_none_names_no_workspace_and_checks_none() {
+fn mode_none_needs_no_workspace_and_checks_none() {
     let mut policy = policy(built_in("default"), &["/data"]);
     policy.default_host_workspace = Some("/data/default".into());
     let none = SpecDraft::new("s").host_path_mode(HostPathMode::None);
     assert!(host_paths(&policy, &none).is_empty());
-    let spec = decide(&policy, none.clone(), &Facts::default())
+    let spec = decide(&policy, none.clone(), &PolicyInputs::default())
         .unwrap()
         .spec;
     assert_eq!(spec.host_path, None);
     let anywhere = none.host_path("/secret").workdir("/opt/custom");
-    let spec = decide(&policy, anywhere, &Facts::default()).unwrap().spec;
+    let spec = decide(&policy, anywhere, &PolicyInputs::default())
+        .unwrap()
+        .spec;
     assert_eq!(spec.host_path.as_deref(), Some("/secret"));
 }
 
@@ -254,51 +259,51 @@ fn mode_none_names_no_workspace_and_checks_none() {
 fn extra_mounts_and_manifests_are_checked_like_the_workspace() {
     let policy = policy(built_in("default"), &["/data"]);
     let mount = |path: &str| BoxMountSpec::new(path, "/mnt/x", HostPathMode::Rw).unwrap();
-    let with = |mounts: Vec<BoxMountSpec>, facts: &Facts| {
-        decide(&policy, SpecDraft::new("s").extra_mounts(mounts), facts)
+    let with = |mounts: Vec<BoxMountSpec>, inputs: &PolicyInputs| {
+        decide(&policy, SpecDraft::new("s").extra_mounts(mounts), inputs)
     };
-    let facts = plain(&["/data/a", "/secret"], PathKind::Directory);
-    with(vec![mount("/data/a")], &facts).unwrap();
-    let error = with(vec![mount("/data/a"), mount("/secret")], &facts).unwrap_err();
+    let inputs = inputs(&["/data/a", "/secret"], PathKind::Directory);
+    with(vec![mount("/data/a")], &inputs).unwrap();
+    let error = with(vec![mount("/data/a"), mount("/secret")], &inputs).unwrap_err();
     assert_eq!(field(&error), "host_path");
     let digest = format!("sha256:{}", "a".repeat(64));
     let artifact = BoxMountSpec::content_addressed("/data/a", "/opt/a", digest, "/secret").unwrap();
-    let error = with(vec![artifact], &facts).unwrap_err();
+    let error = with(vec![artifact], &inputs).unwrap_err();
     assert_eq!(field(&error), "manifest_path");
 }
 
 #[test]
-fn a_locked_mode_holds_for_extra_mounts() {
+fn a_locked_mode_applies_to_extra_mounts() {
     let policy = policy(built_in("offline_readonly"), &["/data"]);
     let mount = BoxMountSpec::new("/data/a", "/mnt/x", HostPathMode::Rw).unwrap();
-    let facts = plain(&["/data/a"], PathKind::Directory);
+    let inputs = inputs(&["/data/a"], PathKind::Directory);
     let draft = SpecDraft::new("s").extra_mounts(vec![mount]);
-    let spec = decide(&policy, draft, &facts).unwrap().spec;
+    let spec = decide(&policy, draft, &inputs).unwrap().spec;
     assert_eq!(spec.extra_mounts[0].mode, HostPathMode::Ro);
 }
 
 #[test]
-fn a_strict_profile_refuses_a_machine_that_lacks_something() {
+fn a_strict_profile_refuses_a_machine_with_missing_protections() {
     let strict: BoxProfile =
         serde_json::from_value(json!({"name": "hard", "strict": true})).unwrap();
-    let facts = Facts {
+    let inputs = PolicyInputs {
         missing: vec!["landlock".into()],
-        ..Facts::default()
+        ..PolicyInputs::default()
     };
-    let error = decide(&policy(strict, &[]), SpecDraft::new("s"), &facts).unwrap_err();
+    let error = decide(&policy(strict, &[]), SpecDraft::new("s"), &inputs).unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert!(error.message().contains("landlock"), "{error}");
     assert!(error.detail::<Detail>().unwrap().lasting);
     let open = policy(built_in("default"), &[]);
-    decide(&open, SpecDraft::new("s"), &facts).unwrap();
+    decide(&open, SpecDraft::new("s"), &inputs).unwrap();
 }
 
 #[test]
-fn the_rules_of_a_spec_hold() {
+fn the_rules_of_a_spec_apply() {
     let policy = policy(built_in("default"), &["/data"]);
-    let facts = plain(&["/data/a"], PathKind::Directory);
+    let inputs = inputs(&["/data/a"], PathKind::Directory);
     let draft = SpecDraft::new("s").host_path("/data/a").workdir("/opt");
-    let error = decide(&policy, draft, &facts).unwrap_err();
+    let error = decide(&policy, draft, &inputs).unwrap_err();
     assert_eq!(
         error.message(),
         "workdir must stay under mount_path when host_path is provided"
@@ -306,10 +311,10 @@ fn the_rules_of_a_spec_hold() {
 }
 
 #[test]
-fn a_path_nobody_looked_up_is_never_allowed() {
+fn an_unresolved_path_is_refused() {
     let policy = policy(built_in("default"), &["/data"]);
     let draft = SpecDraft::new("s").host_path("/data/a");
-    let error = decide(&policy, draft, &Facts::default()).unwrap_err();
+    let error = decide(&policy, draft, &PolicyInputs::default()).unwrap_err();
     assert_eq!(error.code(), Code::Internal);
 }
 
@@ -367,8 +372,8 @@ proptest! {
             draft[*name] = asked[*name].clone();
         }
         let draft: SpecDraft = serde_json::from_value(draft).unwrap();
-        let facts = plain(&["/data/a"], PathKind::Directory);
-        let spec = decide(&policy(profile.clone(), &["/data"]), draft, &facts).unwrap().spec;
+        let inputs = inputs(&["/data/a"], PathKind::Directory);
+        let spec = decide(&policy(profile.clone(), &["/data"]), draft, &inputs).unwrap().spec;
         let (spec_json, profile_json) = (json!(spec), json!(profile));
         for name in LOCKABLE {
             let is_wish = wanted.contains(&name) && !locked.contains(&name);
@@ -484,7 +489,7 @@ proptest! {
         let model_roots: Vec<_> = roots.iter().filter_map(|root| model_directory(&tree, root)).collect();
         let mut policy = policy(built_in("default"), &[]);
         for root in &roots {
-            let root = paths::configured("root", &top.join(root.join("/")), true).unwrap();
+            let root = paths::resolve_configured("root", &top.join(root.join("/")), true).unwrap();
             policy.allowed_host_mount_roots.push(root);
         }
         for asked in asked {
@@ -492,8 +497,8 @@ proptest! {
                 .filter(|real| model_roots.iter().any(|root| real.starts_with(root)));
             let text = top.join(asked.join("/")).to_str().unwrap().to_owned();
             let draft = SpecDraft::new("s").host_path(text.clone());
-            let facts = paths::look_up(host_paths(&policy, &draft));
-            let decided = decide(&policy, draft, &facts).ok().map(|decision| decision.spec.host_path.unwrap());
+            let inputs = paths::resolve(host_paths(&policy, &draft));
+            let decided = decide(&policy, draft, &inputs).ok().map(|decision| decision.spec.host_path.unwrap());
             let expected = expected.map(|real| real.iter().fold(top.clone(), |at, name| at.join(name)));
             prop_assert_eq!(decided, expected.map(|path| path.to_str().unwrap().to_owned()), "{}", text);
         }

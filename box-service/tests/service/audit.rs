@@ -55,7 +55,7 @@ impl Subscriber for AuditLines {
 
 async fn lines(config: ServiceConfig) -> Vec<String> {
     let audit = AuditLines::default();
-    let _kept = tracing::subscriber::set_default(audit.clone());
+    let _guard = tracing::subscriber::set_default(audit.clone());
     let service = ScriptedRuntime::new()
         .printing("secret-output", "")
         .ready(config)
@@ -95,7 +95,7 @@ async fn decisions_and_ends_are_logged_without_secrets() {
 }
 
 #[tokio::test]
-async fn commands_are_logged_only_where_configuration_asks_for_them() {
+async fn commands_are_logged_only_if_configured() {
     let config = ServiceConfig {
         log_commands: true,
         ..ServiceConfig::default()

@@ -66,7 +66,7 @@ async fn exec_and_create_go_through_policy() {
 }
 
 #[tokio::test]
-async fn refusals_keep_their_code_and_are_remembered() {
+async fn refusals_keep_their_code_and_are_recorded() {
     let runtime = ScriptedRuntime::new();
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let draft = SpecDraft::new("s").cmd("ls").host_path("/data");
@@ -86,7 +86,7 @@ async fn refusals_keep_their_code_and_are_remembered() {
     let error = refused(gateway.peer.call::<BoxGet>(&missing).await.unwrap_err());
     assert_eq!(
         (error.code(), error.message()),
-        (Code::NotFound, "session absent not found")
+        (Code::NotFound, "box absent not found")
     );
     let status = gateway.peer.call::<SystemStatus>(&Empty {}).await.unwrap();
     assert_eq!(status.profile.as_deref(), Some("default"));
@@ -96,7 +96,7 @@ async fn refusals_keep_their_code_and_are_remembered() {
 }
 
 #[tokio::test]
-async fn mounts_added_later_are_decided_about_too() {
+async fn policy_applies_to_added_mounts() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = ScriptedRuntime::new();
     let gateway = gateway(&runtime, allowing(&[dir.path()])).await;
@@ -123,7 +123,7 @@ async fn mounts_added_later_are_decided_about_too() {
 }
 
 #[tokio::test]
-async fn what_the_runtime_does_not_serve_is_unsupported() {
+async fn an_action_the_runtime_lacks_is_unsupported() {
     let gateway = gateway(&ScriptedRuntime::new(), ServiceConfig::default()).await;
     let params = serde_json::from_value(json!({"box_id": "s"})).unwrap();
     let error = gateway.peer.call::<ShellList>(&params).await;
@@ -131,7 +131,7 @@ async fn what_the_runtime_does_not_serve_is_unsupported() {
 }
 
 #[tokio::test]
-async fn chunks_come_through_in_order_and_then_the_result() {
+async fn chunks_are_forwarded_in_order_before_the_result() {
     let gateway = gateway(&ScriptedRuntime::new(), ServiceConfig::default()).await;
     let params = BoxEventsParams {
         after: Some(7),
@@ -147,7 +147,7 @@ async fn chunks_come_through_in_order_and_then_the_result() {
 }
 
 #[tokio::test]
-async fn an_error_after_chunks_comes_through() {
+async fn an_error_after_chunks_is_forwarded() {
     let gateway = gateway(&ScriptedRuntime::new(), ServiceConfig::default()).await;
     let params = BoxEventsParams {
         follow: true,
@@ -162,7 +162,7 @@ async fn an_error_after_chunks_comes_through() {
 }
 
 #[tokio::test]
-async fn a_streamed_exec_is_decided_about_and_streams() {
+async fn policy_applies_to_a_streamed_exec() {
     let runtime = ScriptedRuntime::new().printing("one two three", "");
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let params = BoxExecParams {
@@ -183,7 +183,7 @@ async fn a_streamed_exec_is_decided_about_and_streams() {
 }
 
 #[tokio::test]
-async fn context_and_deadline_go_with_the_call() {
+async fn context_and_deadline_are_forwarded() {
     let runtime = ScriptedRuntime::new();
     let gateway = gateway(&runtime, ServiceConfig::default()).await;
     let tenant = json!({"namespace": "ws", "generation": 3});
@@ -225,7 +225,7 @@ async fn a_dropped_call_is_cancelled_at_the_runtime() {
 }
 
 #[tokio::test]
-async fn the_runtime_learns_who_calls() {
+async fn the_runtime_receives_the_callers_identity() {
     let runtime = ScriptedRuntime::new();
     let connector = InProcess::new(runtime.router());
     let service = BoxService::with_connector(ServiceConfig::default(), connector).unwrap();
@@ -248,7 +248,7 @@ async fn the_runtime_learns_who_calls() {
 
 /// Behind one connection, all callers would be the same caller and see each other's boxes.
 #[tokio::test]
-async fn a_service_whose_runtime_cannot_tell_callers_apart_serves_none_but_its_own() {
+async fn a_runtime_without_caller_identity_serves_only_local_calls() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let (_ends, client) = connect_as(&box_rpc::Caller::token("mallory"), service.router());

@@ -77,7 +77,7 @@ async fn run(service: &BoxService) -> Result<(), BoxError> {
 }
 
 #[tokio::test]
-async fn a_service_without_a_client_connects_by_itself() {
+async fn a_service_with_a_connector_connects_on_initialize() {
     let runtime = ScriptedRuntime::new();
     let connector = CountingConnector::new(InProcess::new(runtime.router()));
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
@@ -99,7 +99,7 @@ async fn many_first_calls_connect_once() {
 }
 
 #[tokio::test]
-async fn an_injected_client_is_asked_for_its_health() {
+async fn initialize_checks_the_health_of_an_injected_client() {
     let runtime = ScriptedRuntime::new();
     let served = runtime.served(ServiceConfig::default());
     assert_eq!(runtime.record().health_checks, 0);
@@ -118,7 +118,7 @@ fn dispose_ends_the_connector_without_a_running_executor() {
 }
 
 #[tokio::test]
-async fn dispose_returns_at_once_and_shuts_the_own_runtime_down() {
+async fn dispose_returns_at_once_and_shuts_an_owned_runtime_down() {
     let runtime = ScriptedRuntime::new();
     let connector = CountingConnector::new(InProcess::new(runtime.router()).owning_runtime());
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
@@ -143,7 +143,7 @@ async fn dispose_leaves_an_external_runtime_running() {
     let client = service.client().await.unwrap();
     service.dispose();
     assert_eq!(connector.counts(), (1, 1));
-    eventually(|| client.is_over()).await;
+    eventually(|| client.is_closed()).await;
     assert_eq!(runtime.record().shutdowns, 0);
 }
 
@@ -158,13 +158,13 @@ async fn dispose_leaves_an_injected_client_alone() {
         tokio::task::yield_now().await;
     }
     assert_eq!(runtime.record().shutdowns, 0);
-    assert!(!client.is_over() && !connection.near.peer().is_closed());
+    assert!(!client.is_closed() && !connection.near.peer().is_closed());
     let another = BoxService::with_client(ServiceConfig::default(), client).unwrap();
     run(&another).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_disabled_service_reaches_for_nothing() {
+async fn a_disabled_service_does_not_connect() {
     let connector = CountingConnector::new(InProcess::new(ScriptedRuntime::new().router()));
     let config = ServiceConfig {
         enabled: false,
@@ -179,7 +179,7 @@ async fn a_disabled_service_reaches_for_nothing() {
 }
 
 #[tokio::test]
-async fn a_lost_connection_is_made_again() {
+async fn a_lost_connection_is_replaced() {
     let runtime = ScriptedRuntime::new();
     let connector = CountingConnector::new(InProcess::new(runtime.router()));
     let service = BoxService::with_connector(ServiceConfig::default(), connector.clone()).unwrap();
@@ -187,13 +187,13 @@ async fn a_lost_connection_is_made_again() {
     let client = service.client().await.unwrap();
     // The connector replaces its own pair, which drops the old one.
     connector.inner.connect(&Caller::Local).await.unwrap();
-    eventually(|| client.is_over()).await;
+    eventually(|| client.is_closed()).await;
     run(&service).await.unwrap();
     assert_eq!(connector.counts(), (2, 0));
 }
 
 #[tokio::test]
-async fn an_endpoint_is_connected_to_and_left() {
+async fn an_endpoint_connects_and_disconnects() {
     let runtime = ScriptedRuntime::new();
     let endpoint: Endpoint = "queue:box-service-lifecycle".parse().unwrap();
     let link = || {
@@ -215,7 +215,7 @@ async fn an_endpoint_is_connected_to_and_left() {
     run(&service).await.unwrap();
     let client = service.client().await.unwrap();
     service.dispose();
-    eventually(|| client.is_over()).await;
+    eventually(|| client.is_closed()).await;
     assert_eq!(runtime.record().shutdowns, 0);
     drop(server);
 }

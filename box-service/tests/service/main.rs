@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers unwrap, too
 
 mod audit;
+mod box_ids;
+mod commands;
 mod forwarding;
 mod lifecycle;
 mod mounts;
 mod observability;
 mod profiles;
 mod quotas;
-mod running;
 mod scripted_runtime;
-mod sessions;
 mod truncation;

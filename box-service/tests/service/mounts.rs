@@ -1,4 +1,4 @@
-//! Which host directories a box can have.
+//! Host directories that a box can mount.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -71,7 +71,7 @@ async fn a_host_path_outside_the_roots_is_refused() {
 }
 
 #[tokio::test]
-async fn a_link_counts_where_it_leads() {
+async fn a_symbolic_link_is_checked_by_its_target() {
     let (_dir, top) = temp();
     let (allowed, other) = (made(top.join("allowed")), made(top.join("other")));
     let inside = made(allowed.join("real"));
@@ -165,7 +165,7 @@ async fn a_default_workspace_outside_the_roots_is_refused_and_not_created() {
 }
 
 #[tokio::test]
-async fn workspace_and_root_follow_from_the_shared_root() {
+async fn workspace_and_root_derive_from_the_shared_root() {
     let (_dir, top) = temp();
     let shared = top.join("shared-box-root");
     let config = ServiceConfig {
@@ -186,13 +186,13 @@ async fn workspace_and_root_follow_from_the_shared_root() {
 }
 
 #[tokio::test]
-async fn refusals_name_no_path_of_the_host() {
+async fn refusals_contain_no_host_path() {
     let (_dir, top) = temp();
     let root = made(top.join("secret-root"));
     let runtime = ScriptedRuntime::new();
     let error = run_with(&runtime, allowing(&[&root]), Path::new("/usr"))
         .await
         .unwrap_err();
-    let said = format!("{error:?}");
-    assert!(!said.contains("secret-root"), "{said}");
+    let text = format!("{error:?}");
+    assert!(!text.contains("secret-root"), "{text}");
 }

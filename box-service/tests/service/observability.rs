@@ -1,4 +1,4 @@
-//! Status, sessions and recent errors.
+//! Status, list of boxes and recent errors.
 
 use box_protocol::UnixMs;
 use box_service::ServiceConfig;
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::scripted_runtime::{ScriptedRuntime, object, query};
 
 #[tokio::test]
-async fn a_failure_is_remembered() {
+async fn a_failure_is_recorded() {
     let runtime = ScriptedRuntime::new().without_backend();
     let service = runtime.ready(ServiceConfig::default()).await;
     service
@@ -24,7 +24,7 @@ async fn a_failure_is_remembered() {
 }
 
 #[tokio::test]
-async fn the_last_fifty_failures_are_remembered() {
+async fn at_most_fifty_failures_are_recorded() {
     let runtime = ScriptedRuntime::new().without_backend();
     let service = runtime.ready(ServiceConfig::default()).await;
     for number in 0..60 {
@@ -40,7 +40,7 @@ async fn the_last_fifty_failures_are_remembered() {
 }
 
 #[tokio::test]
-async fn status_joins_the_runtimes_and_the_services() {
+async fn status_combines_runtime_and_service() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let status = serde_json::to_value(service.status().await).unwrap();
@@ -72,7 +72,7 @@ async fn status_joins_the_runtimes_and_the_services() {
 }
 
 #[tokio::test]
-async fn status_reports_why_nothing_is_available() {
+async fn status_reports_why_boxes_are_unavailable() {
     let runtime = ScriptedRuntime::new().without_backend();
     let service = runtime.ready(ServiceConfig::default()).await;
     let status = service.status().await;
@@ -92,7 +92,7 @@ async fn status_reports_why_nothing_is_available() {
 }
 
 #[tokio::test]
-async fn sessions_are_the_runtimes() {
+async fn sessions_lists_the_boxes_of_the_runtime() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     for number in 0..5 {

@@ -32,7 +32,7 @@ async fn run_payload(config: ServiceConfig, payload: Value) -> ScriptedRuntime {
 }
 
 #[tokio::test]
-async fn the_default_profile_fills_in_what_was_not_asked_for() {
+async fn the_default_profile_fills_in_unset_fields() {
     let runtime = run_tool(profile("default"), json!({"command": "echo hi"})).await;
     let spec = runtime.first_spec();
     assert_eq!(spec.network, Network::Off);
@@ -63,7 +63,7 @@ async fn the_default_profile_sets_the_limits_of_the_box() {
 }
 
 #[tokio::test]
-async fn an_unlocked_field_is_the_callers() {
+async fn a_caller_can_set_an_unlocked_field() {
     let payload = json!({"cmd": "echo hi", "timeout_sec": 60, "network": "on", "session_id": "31"});
     let runtime = run_payload(profile("default"), payload).await;
     let spec = runtime.first_spec();
@@ -71,7 +71,7 @@ async fn an_unlocked_field_is_the_callers() {
 }
 
 #[tokio::test]
-async fn a_locked_field_is_the_profiles() {
+async fn a_caller_cannot_set_a_locked_field() {
     let payload =
         json!({"cmd": "echo hi", "network": "on", "host_path_mode": "rw", "session_id": "32"});
     let runtime = run_payload(profile("offline_readonly"), payload).await;
@@ -83,14 +83,14 @@ async fn a_locked_field_is_the_profiles() {
 }
 
 #[tokio::test]
-async fn offline_readonly_keeps_the_system_read_only() {
+async fn offline_readonly_locks_the_read_only_rootfs() {
     let payload = json!({"cmd": "echo hi", "read_only_rootfs": false, "session_id": "41"});
     let runtime = run_payload(profile("offline_readonly"), payload).await;
     assert!(runtime.first_spec().read_only_rootfs);
 }
 
 #[tokio::test]
-async fn network_extended_gives_more_of_everything() {
+async fn network_extended_has_higher_limits() {
     let runtime = run_tool(profile("network_extended"), json!({"command": "echo hi"})).await;
     let spec = runtime.first_spec();
     assert_eq!(
@@ -101,7 +101,7 @@ async fn network_extended_gives_more_of_everything() {
 }
 
 #[tokio::test]
-async fn a_timeout_is_cut_to_the_profiles_longest() {
+async fn a_timeout_is_limited_to_the_profiles_maximum() {
     for asked in [json!(999), json!("999"), json!(999.0)] {
         let parameters = json!({"command": "echo hi", "timeout_sec": asked});
         let runtime = run_tool(profile("default"), parameters).await;
@@ -115,13 +115,13 @@ async fn an_unknown_profile_is_refused_at_construction() {
     let error = BoxService::with_client(profile("nonexistent"), client).unwrap_err();
     assert_eq!(error.code(), Code::Validation);
     assert!(
-        error.message().starts_with("unknown box profile"),
+        error.message().starts_with("profile: unknown profile"),
         "{error}"
     );
 }
 
 #[tokio::test]
-async fn a_custom_profile_comes_from_configuration() {
+async fn a_custom_profile_is_read_from_the_configuration() {
     let config: ServiceConfig = serde_json::from_value(json!({"profile": "ci", "profiles": [
         {"name": "ci", "image": "ci:1", "memory_mb": 2048, "max_timeout_sec": 900, "locked": ["image"]}]}))
     .unwrap();

@@ -1,4 +1,4 @@
-//! The quota of a workspace is enforced.
+//! Quota of a workspace.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ async fn run(service: &ServiceFixture) -> Result<ToolResult, BoxError> {
 }
 
 #[tokio::test]
-async fn the_configured_quota_goes_into_the_spec() {
+async fn the_configured_quota_is_set_in_the_spec() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(with_quota(dir.path(), 32)).await;
@@ -35,7 +35,7 @@ async fn the_configured_quota_goes_into_the_spec() {
 }
 
 #[tokio::test]
-async fn nothing_runs_in_a_workspace_that_is_too_large_already() {
+async fn a_workspace_over_its_quota_refuses_a_command() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(
         dir.path().join("already-too-large.bin"),
@@ -56,7 +56,7 @@ async fn nothing_runs_in_a_workspace_that_is_too_large_already() {
 }
 
 #[tokio::test]
-async fn a_box_whose_command_wrote_too_much_is_deleted() {
+async fn a_box_is_deleted_when_its_command_exceeds_the_quota() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = ScriptedRuntime::new().writing("output.bin", TWO_MIB);
     let service = runtime.ready(with_quota(dir.path(), 1)).await;
@@ -74,7 +74,7 @@ async fn a_box_whose_command_wrote_too_much_is_deleted() {
 }
 
 #[tokio::test]
-async fn without_a_quota_nothing_is_counted() {
+async fn without_a_quota_the_workspace_is_not_measured() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = ScriptedRuntime::new().writing("output.bin", TWO_MIB);
     let service = runtime.ready(with_quota(dir.path(), 0)).await;
@@ -83,7 +83,7 @@ async fn without_a_quota_nothing_is_counted() {
 }
 
 #[tokio::test]
-async fn a_box_whose_command_wrote_too_much_and_failed_is_deleted() {
+async fn a_box_is_deleted_when_a_failed_command_exceeds_the_quota() {
     let dir = tempfile::tempdir().unwrap();
     let failure = BoxError::unavailable("the agent is gone");
     let within = ScriptedRuntime::new().failing(failure.clone());

@@ -32,7 +32,7 @@ pub(crate) struct Record {
 #[derive(Debug)]
 struct State {
     record: Record,
-    sessions: BTreeMap<String, BoxInfo>,
+    boxes: BTreeMap<String, BoxInfo>,
     available: bool,
     missing: Vec<String>,
     output: Option<(String, String)>,
@@ -48,7 +48,7 @@ impl ScriptedRuntime {
     pub(crate) fn new() -> Self {
         Self(Arc::new(Mutex::new(State {
             record: Record::default(),
-            sessions: BTreeMap::new(),
+            boxes: BTreeMap::new(),
             available: true,
             missing: Vec::new(),
             output: None,
@@ -141,14 +141,14 @@ impl ScriptedRuntime {
                 return Err(BoxError::unavailable("no backend is available"));
             }
             let id = spec.box_id.as_str();
-            if let Some(info) = state.sessions.get(id) {
+            if let Some(info) = state.boxes.get(id) {
                 return Ok((info.clone(), true));
             }
             let mut info = BoxInfo::starting(spec, "fake", format!("backend-{id}"), UnixMs::now());
             info.state = BoxState::Running;
             state.record.started.push(id.to_owned());
             state.record.specs.push(spec.clone());
-            state.sessions.insert(id.to_owned(), info.clone());
+            state.boxes.insert(id.to_owned(), info.clone());
             Ok((info, false))
         })
     }
@@ -238,7 +238,7 @@ impl Handle<SystemStatus> for ScriptedRuntime {
     ) -> Result<SystemStatusResult, BoxError> {
         Ok(SystemStatusResult {
             backend: self.health(),
-            active_boxes: self.with(|state| state.sessions.len() as u64),
+            active_boxes: self.with(|state| state.boxes.len() as u64),
             idle_ttl_sec: 300,
             ..SystemStatusResult::default()
         })
@@ -253,7 +253,7 @@ impl Handle<SystemShutdown> for ScriptedRuntime {
     ) -> Result<SystemShutdownResult, BoxError> {
         let ended = self.with(|state| {
             state.record.shutdowns += 1;
-            std::mem::take(&mut state.sessions).len() as u64
+            std::mem::take(&mut state.boxes).len() as u64
         });
         Ok(SystemShutdownResult { ended })
     }
@@ -335,23 +335,23 @@ impl Drop for DropRecorder {
 }
 
 impl ScriptedRuntime {
-    /// Runs a command in a box that is there.
+    /// Runs a command in an existing box.
     fn command(
         &self,
-        session_id: &BoxId,
+        box_id: &BoxId,
         text: &str,
         timeout_ms: Option<u64>,
     ) -> Result<CommandStartResult, BoxError> {
         self.with(|state| {
-            let info = state.sessions.get(session_id.as_str());
-            let info = info.ok_or_else(|| no_such_box(session_id))?;
+            let info = state.boxes.get(box_id.as_str());
+            let info = info.ok_or_else(|| no_such_box(box_id))?;
             for (name, bytes) in &state.files {
                 if let Some(workspace) = &info.host_path {
                     std::fs::write(Path::new(workspace).join(name), vec![b'x'; *bytes]).unwrap();
                 }
             }
             state.record.commands.push((text.to_owned(), timeout_ms));
-            let info = serde_json::json!({"box_id": session_id, "command_id": "c", "role": "command",
+            let info = serde_json::json!({"box_id": box_id, "command_id": "c", "role": "command",
                 "state": "running", "program": {"text": text}, "cwd": "/", "env_keys": [], "attached": false,
                 "created_at": 1, "started_at": 1, "size": {"stdout": 0, "stderr": 0},
                 "kept_from": {"stdout": 0, "stderr": 0}});
@@ -393,7 +393,7 @@ impl Handle<BoxList> for ScriptedRuntime {
         _: Call<BoxList>,
     ) -> Result<BoxListResult, BoxError> {
         // Pages of two, so that a client must read more than the first.
-        let all: Vec<_> = self.with(|state| state.sessions.values().cloned().collect());
+        let all: Vec<_> = self.with(|state| state.boxes.values().cloned().collect());
         let after = |info: &BoxInfo| Some(&info.box_id) > params.after.as_ref();
         let mut items: Vec<_> = all.iter().filter(|info| after(info)).cloned().collect();
         let more = items.len() > 2;
@@ -407,8 +407,8 @@ impl Handle<BoxList> for ScriptedRuntime {
     }
 }
 
-fn no_such_box(session_id: &BoxId) -> BoxError {
-    BoxError::not_found(format!("session {session_id} not found"))
+fn no_such_box(box_id: &BoxId) -> BoxError {
+    BoxError::not_found(format!("box {box_id} not found"))
 }
 
 impl Handle<BoxUpdate> for ScriptedRuntime {
@@ -419,7 +419,7 @@ impl Handle<BoxUpdate> for ScriptedRuntime {
     ) -> Result<BoxInfo, BoxError> {
         self.with(|state| {
             state.record.updates.push(params.clone());
-            let info = state.sessions.get(params.box_id.as_str());
+            let info = state.boxes.get(params.box_id.as_str());
             info.cloned().ok_or_else(|| no_such_box(&params.box_id))
         })
     }
@@ -433,7 +433,7 @@ impl Handle<BoxDelete> for ScriptedRuntime {
     ) -> Result<BoxDeleteResult, BoxError> {
         self.with(|state| {
             let id = params.box_id;
-            if state.sessions.remove(id.as_str()).is_none() {
+            if state.boxes.remove(id.as_str()).is_none() {
                 return Err(no_such_box(&id));
             }
             state.record.deleted.push(id.to_string());
@@ -448,7 +448,7 @@ impl Handle<BoxGet> for ScriptedRuntime {
         params: BoxGetParams,
         _: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        let info = self.with(|state| state.sessions.get(params.box_id.as_str()).cloned());
+        let info = self.with(|state| state.boxes.get(params.box_id.as_str()).cloned());
         Ok(BoxGetResult {
             info: info.ok_or_else(|| no_such_box(&params.box_id))?,
             guest: None,

@@ -1,4 +1,4 @@
-//! Each output stream is cut to a length by itself.
+//! Truncation of each output stream.
 
 use box_service::{ServiceConfig, ToolResult};
 use serde_json::json;
@@ -26,7 +26,7 @@ async fn short_output_is_unchanged() {
 }
 
 #[tokio::test]
-async fn head_and_tail_of_long_output_are_kept() {
+async fn truncation_preserves_head_and_tail() {
     let big = format!("HEAD_START|{}|TAIL_END", "x".repeat(500));
     let result = print(&big, "", 100).await;
     assert!(result.stdout_truncated);
@@ -45,7 +45,7 @@ async fn output_of_exactly_the_limit_is_unchanged() {
 }
 
 #[tokio::test]
-async fn each_stream_is_cut_by_itself() {
+async fn each_stream_is_truncated_separately() {
     let result = print("short", &"E".repeat(300), 100).await;
     assert!(!result.stdout_truncated);
     assert_eq!(result.stdout, "short");
@@ -55,7 +55,7 @@ async fn each_stream_is_cut_by_itself() {
 }
 
 #[tokio::test]
-async fn the_limit_is_4000_characters_unless_said_otherwise() {
+async fn the_default_limit_is_4000_characters() {
     let limit = ServiceConfig::default().output_limit_chars;
     let result = print(&"é".repeat(4000), &"é".repeat(4001), limit).await;
     assert!(!result.stdout_truncated && result.stderr_truncated);

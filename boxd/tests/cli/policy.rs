@@ -348,7 +348,7 @@ fn what_holds_the_state_of_the_server_is_not_mounted() {
         assert_eq!(refused.status.code(), Some(125), "{path:?}: {refused:?}");
         let said = err(&refused);
         assert!(
-            said.contains("host_path: the directory holds files of the server"),
+            said.contains("host_path: the directory contains private files of the server"),
             "{said}"
         );
         assert!(

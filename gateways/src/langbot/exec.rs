@@ -227,7 +227,7 @@ impl Host {
         // Validate the fields before the file system is accessed.
         draft.clone().build()?;
         if let Some(service) = &self.policy {
-            draft = service.decided(draft, &self.owner).await?;
+            draft = service.decide_spec(draft, &self.owner).await?;
         } else {
             self.open_mounts(&mut draft).await?;
             trail::allowed(&self.owner.name(), &draft);

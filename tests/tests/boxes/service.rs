@@ -22,13 +22,13 @@ every_transport!(
     status_joins_runtime_and_service,
     a_conflict_keeps_its_type_through_every_hop,
     output_within_the_limit_is_unchanged_and_each_stream_is_cut_alone,
-    the_default_profile_fills_in_what_was_not_asked_for,
-    an_unlocked_field_is_the_callers,
+    the_default_profile_fills_in_unset_fields,
+    a_caller_can_set_an_unlocked_field,
     every_way_to_write_a_timeout_is_cut_to_the_longest,
-    network_extended_gives_more_of_everything,
+    network_extended_has_higher_limits,
     a_path_under_a_configured_root_is_mounted,
-    workspace_and_root_follow_from_the_shared_root,
-    the_configured_quota_goes_into_the_spec,
+    workspace_and_root_derive_from_the_shared_root,
+    the_configured_quota_is_set_in_the_spec,
     the_services_sessions_are_the_runtimes,
 );
 
@@ -332,7 +332,7 @@ async fn first_spec(fixture: &Fixture) -> Value {
     seen(fixture).await.specs[0].clone()
 }
 
-async fn the_default_profile_fills_in_what_was_not_asked_for(setup: Setup) {
+async fn the_default_profile_fills_in_unset_fields(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let service = service(&fixture, json!({})).await;
     service
@@ -351,7 +351,7 @@ async fn the_default_profile_fills_in_what_was_not_asked_for(setup: Setup) {
     assert_eq!(spec["read_only_rootfs"], json!(true));
 }
 
-async fn an_unlocked_field_is_the_callers(setup: Setup) {
+async fn a_caller_can_set_an_unlocked_field(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let service = service(&fixture, json!({})).await;
     let payload = json!({"cmd": "echo hi", "box_id": "31", "network": "on"});
@@ -382,7 +382,7 @@ async fn every_way_to_write_a_timeout_is_cut_to_the_longest(setup: Setup) {
     }
 }
 
-async fn network_extended_gives_more_of_everything(setup: Setup) {
+async fn network_extended_has_higher_limits(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let service = service(&fixture, json!({"profile": "network_extended"})).await;
     service
@@ -418,7 +418,7 @@ async fn a_path_under_a_configured_root_is_mounted(setup: Setup) {
     );
 }
 
-async fn workspace_and_root_follow_from_the_shared_root(setup: Setup) {
+async fn workspace_and_root_derive_from_the_shared_root(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
     let shared = root.path().join("shared");
@@ -432,7 +432,7 @@ async fn workspace_and_root_follow_from_the_shared_root(setup: Setup) {
     assert_eq!(first_spec(&fixture).await["host_path"], json!(real));
 }
 
-async fn the_configured_quota_goes_into_the_spec(setup: Setup) {
+async fn the_configured_quota_is_set_in_the_spec(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let root = tempfile::tempdir().unwrap();
     let service = service(&fixture, quota(root.path())).await;

@@ -1,4 +1,4 @@
-//! Which box a call runs in, and which parts of a request apply.
+//! Box of a call, and parameters of the tool interface.
 
 use box_protocol::actions::IfExists;
 use box_protocol::error::Detail;
@@ -41,7 +41,7 @@ async fn a_query_without_a_launcher_runs_in_a_separate_box() {
 }
 
 #[tokio::test]
-async fn a_payload_names_its_own_box() {
+async fn a_payload_can_name_its_box() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let payload = object(json!({"cmd": "pwd", "session_id": "mine"}));
@@ -73,7 +73,7 @@ async fn a_configured_template_names_the_box() {
 }
 
 #[tokio::test]
-async fn nothing_runs_for_a_request_that_names_no_box_in_any_way() {
+async fn a_request_without_any_id_is_refused() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let error = service
@@ -96,7 +96,7 @@ async fn without_a_backend_execution_fails_closed() {
 }
 
 #[tokio::test]
-async fn bad_input_is_named_and_starts_nothing() {
+async fn an_invalid_parameter_is_named_and_starts_nothing() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     for (parameters, field, text) in [
@@ -148,7 +148,7 @@ async fn bad_input_is_named_and_starts_nothing() {
 }
 
 #[tokio::test]
-async fn a_tools_description_is_passed_over_and_its_variables_passed_on() {
+async fn a_tools_description_is_ignored_and_its_variables_forwarded() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     let parameters = json!({"command": "env", "description": "why", "env": {"A": "1"},
@@ -163,7 +163,7 @@ async fn a_tools_description_is_passed_over_and_its_variables_passed_on() {
 }
 
 #[tokio::test]
-async fn a_box_is_made_under_the_same_policy() {
+async fn create_applies_the_same_policy() {
     let runtime = ScriptedRuntime::new();
     let config = ServiceConfig {
         profile: "offline_readonly".into(),

@@ -1,4 +1,4 @@
-//! The bounds of policy hold for commands and for runs in shells as they do for execs.
+//! Limits on commands and shell runs: time, quota and audit log.
 
 use std::fs;
 use std::path::Path;
@@ -17,14 +17,14 @@ use crate::scripted_runtime::{ConnectionEnds, ScriptedRuntime, ServiceFixture, a
 
 const TWO_MIB: usize = 2 * 1024 * 1024;
 
-struct World {
+struct Fixture {
     _ends: ConnectionEnds,
     _service: ServiceFixture,
     peer: Peer,
 }
 
 /// A client of a service in front of this runtime, which has a box.
-async fn world(runtime: &ScriptedRuntime, config: ServiceConfig) -> World {
+async fn fixture(runtime: &ScriptedRuntime, config: ServiceConfig) -> Fixture {
     let service = runtime.ready(config).await;
     let (ends, client) = connect(service.router());
     let peer = client.peer().unwrap();
@@ -33,7 +33,7 @@ async fn world(runtime: &ScriptedRuntime, config: ServiceConfig) -> World {
         if_exists: IfExists::Reuse,
     };
     peer.call::<BoxCreate>(&made).await.unwrap();
-    World {
+    Fixture {
         _ends: ends,
         _service: service,
         peer,
@@ -70,7 +70,7 @@ fn code(outcome: Result<CommandStartResult, CallError>) -> Code {
 }
 
 #[tokio::test]
-async fn the_time_of_a_profile_bounds_what_is_asked_for_and_what_is_not() {
+async fn the_profile_limits_requested_and_missing_timeouts() {
     let profile = json!({"name": "small", "timeout_sec": 5, "max_timeout_sec": 60});
     let config = ServiceConfig {
         profiles: vec![serde_json::from_value(profile).unwrap()],
@@ -78,8 +78,8 @@ async fn the_time_of_a_profile_bounds_what_is_asked_for_and_what_is_not() {
         ..ServiceConfig::default()
     };
     let runtime = ScriptedRuntime::new();
-    let world = world(&runtime, config).await;
-    let peer = &world.peer;
+    let fixture = fixture(&runtime, config).await;
+    let peer = &fixture.peer;
     let long = peer.call::<CommandStart>(&command(Some(100_000))).await;
     assert_eq!(long.unwrap().adjusted[0].field, "timeout_ms");
     let long = peer.call::<ShellRun>(&run(Some(100_000))).await;
@@ -93,52 +93,52 @@ async fn the_time_of_a_profile_bounds_what_is_asked_for_and_what_is_not() {
 }
 
 #[tokio::test]
-async fn nothing_starts_in_a_workspace_that_is_too_large() {
+async fn a_workspace_over_its_quota_refuses_commands_and_shell_runs() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = ScriptedRuntime::new();
-    let world = world(&runtime, with_quota(dir.path())).await;
-    world
+    let fixture = fixture(&runtime, with_quota(dir.path())).await;
+    fixture
         .peer
         .call::<CommandStart>(&command(None))
         .await
         .unwrap();
     fs::write(dir.path().join("too-large"), vec![b'x'; TWO_MIB]).unwrap();
-    let refused = world.peer.call::<CommandStart>(&command(None)).await;
+    let refused = fixture.peer.call::<CommandStart>(&command(None)).await;
     assert_eq!(code(refused), Code::Capacity);
-    let refused = world.peer.call::<ShellRun>(&run(None)).await;
+    let refused = fixture.peer.call::<ShellRun>(&run(None)).await;
     assert_eq!(code(refused), Code::Capacity);
     assert_eq!(runtime.record().commands.len(), 1, "the one before");
     assert!(runtime.record().deleted.is_empty());
 }
 
 #[tokio::test]
-async fn a_box_whose_command_wrote_too_much_is_deleted_at_its_end() {
+async fn a_box_over_its_quota_is_deleted_when_the_command_ends() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = ScriptedRuntime::new().writing("output.bin", TWO_MIB);
-    let world = world(&runtime, with_quota(dir.path())).await;
+    let fixture = fixture(&runtime, with_quota(dir.path())).await;
     let mut params = command(None);
     params.attach = Some(AttachOptions::default());
-    let chunks = world.peer.stream::<CommandStart>(&params).await.unwrap();
+    let chunks = fixture.peer.stream::<CommandStart>(&params).await.unwrap();
     assert_eq!(code(chunks.finish().await), Code::Capacity);
     assert_eq!(runtime.record().deleted, ["s"]);
 }
 
 #[tokio::test]
-async fn starts_are_in_the_audit_log_with_their_text_only_where_configuration_asks_for_it() {
+async fn starts_are_audited_with_their_text_only_if_configured() {
     for log_commands in [false, true] {
         let audit = AuditLines::default();
-        let _kept = tracing::subscriber::set_default(audit.clone());
+        let _guard = tracing::subscriber::set_default(audit.clone());
         let config = ServiceConfig {
             log_commands,
             ..ServiceConfig::default()
         };
-        let world = world(&ScriptedRuntime::new(), config).await;
-        world
+        let fixture = fixture(&ScriptedRuntime::new(), config).await;
+        fixture
             .peer
             .call::<CommandStart>(&command(None))
             .await
             .unwrap();
-        world.peer.call::<ShellRun>(&run(None)).await.unwrap();
+        fixture.peer.call::<ShellRun>(&run(None)).await.unwrap();
         let lines = audit.lines();
         for action in [CommandStart::NAME, ShellRun::NAME] {
             let line = lines.iter().find(|line| line.contains(action)).unwrap();
