@@ -182,7 +182,7 @@ async fn try_to_reach(
         Reach::Here(started) => started,
         Reach::Gone(why) => return Ok(Err(why)),
     };
-    let way = (started.connection, started.spool);
+    let way = (started.connection, started.shm);
     let (of, health) = ((&place.backend, place.id), AgentHealthParams::default());
     let living = RunningBox::meet(shared, of, way, &health).await?;
     let met = entry.is_at(place.clone(), mounts.clone());

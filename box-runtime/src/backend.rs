@@ -317,7 +317,7 @@ pub struct StartedBox {
     /// The differences between the box and the request.
     pub facts: Facts,
     /// The memory shared with the agent, if the backend provides it.
-    pub spool: Option<ShmPool>,
+    pub shm: Option<ShmPool>,
 }
 
 impl StartedBox {
@@ -327,13 +327,13 @@ impl StartedBox {
             backend_id: backend_id.into(),
             connection: Box::new(connection),
             facts: Facts::default(),
-            spool: None,
+            shm: None,
         }
     }
 
     /// Returns this box with memory shared with its agent.
-    pub fn with_spool(mut self, spool: ShmPool) -> Self {
-        self.spool = Some(spool);
+    pub fn with_shm(mut self, shm: ShmPool) -> Self {
+        self.shm = Some(shm);
         self
     }
 

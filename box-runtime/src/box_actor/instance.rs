@@ -405,7 +405,7 @@ impl Instance {
             backend_id,
             connection,
             facts,
-            spool,
+            shm: spool,
         } = backend.start(StartRequest::new(id, spec)).await?;
         let defaults = self.entry.live().defaults.clone();
         let health = AgentHealthParams {

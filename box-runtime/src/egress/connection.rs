@@ -1,4 +1,4 @@
-//! Life of one outgoing connection, from its arrival to its end.
+//! One outgoing connection, from its arrival to its end.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::dial::Dialled;
 use super::policy::Refusal;
-use super::syn_queue::Knock;
+use super::syn_queue::HeldConnection;
 use super::{Current, Shared, dns_server, relay};
 
 /// DNS port; the runtime answers connections to it.
@@ -20,8 +20,8 @@ const DNS_PORT: u16 = 53;
 /// Outgoing connection before the decision.
 pub(super) enum Arrival {
     /// The kernel holds the first packet, and the program waits in `connect`.
-    Held(Knock),
-    /// The kernel has accepted the connection at the exit.
+    Held(HeldConnection),
+    /// The kernel has accepted the connection at a listener.
     Accepted(TcpStream),
 }
 
@@ -29,15 +29,15 @@ impl Arrival {
     /// Returns the original destination.
     fn destination(&self) -> Option<SocketAddr> {
         match self {
-            Self::Held(knock) => Some(knock.to()),
+            Self::Held(held) => Some(held.to()),
             Self::Accepted(stream) => destination(stream),
         }
     }
 
     /// Accepts the connection after a successful dial, if it is still held.
-    async fn enter(&mut self) -> Result<&TcpStream, Refusal> {
-        if let Self::Held(knock) = self {
-            *self = Self::Accepted(knock.let_in().await.ok_or(Refusal::Gone)?);
+    async fn accept(&mut self) -> Result<&TcpStream, Refusal> {
+        if let Self::Held(held) = self {
+            *self = Self::Accepted(held.admit().await.ok_or(Refusal::Gone)?);
         }
         match self {
             Self::Accepted(stream) => Ok(stream),
@@ -48,14 +48,14 @@ impl Arrival {
     /// Ends the connection: refuses a held one and resets an accepted one.
     fn end(self, refusal: Option<Refusal>) {
         match self {
-            Self::Held(knock) => knock.refuse(refusal),
+            Self::Held(held) => held.refuse(refusal),
             Self::Accepted(stream) => relay::reset(stream),
         }
     }
 }
 
 /// Outgoing connection, counted as open until it is dropped.
-pub(super) struct Going {
+pub(super) struct Connection {
     shared: Arc<Shared>,
     /// Bytes sent, for the log.
     sent: AtomicU64,
@@ -81,7 +81,7 @@ impl fmt::Display for Route {
     }
 }
 
-impl Going {
+impl Connection {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         shared.counts.open.fetch_add(1, Ordering::Relaxed);
         Self {
@@ -94,13 +94,13 @@ impl Going {
     /// Serves the connection to its end and logs the outcome.
     pub(super) async fn serve(self, mut arrival: Arrival) {
         let mut route = Route::default();
-        let end = self.pass(&mut arrival, &mut route).await;
+        let end = self.dial_and_relay(&mut arrival, &mut route).await;
         let counts = &self.shared.counts;
         let (why, broken) = match end {
             Ok(broken) => ("", broken),
             Err(refusal) => {
                 counts.refused.fetch_add(1, Ordering::Relaxed);
-                self.shared.refusals.tell(|| route.to_string(), refusal);
+                self.shared.refusals.record(|| route.to_string(), refusal);
                 (refusal.as_str(), true)
             }
         };
@@ -123,7 +123,11 @@ impl Going {
     }
 
     /// Dials and relays; returns whether the connection must be reset at the end.
-    async fn pass(&self, arrival: &mut Arrival, route: &mut Route) -> Result<bool, Refusal> {
+    async fn dial_and_relay(
+        &self,
+        arrival: &mut Arrival,
+        route: &mut Route,
+    ) -> Result<bool, Refusal> {
         let shared = &self.shared;
         let to = arrival.destination().ok_or(Refusal::NotLeaving)?;
         route.port = to.port();
@@ -134,7 +138,7 @@ impl Going {
         if let Arrival::Accepted(stream) = arrival
             && to.port() == DNS_PORT
         {
-            dns_server::connection(shared, stream).await;
+            dns_server::serve_tcp(shared, stream).await;
             return Ok(false);
         }
         if to.ip().is_loopback() {
@@ -142,24 +146,24 @@ impl Going {
         }
         let host = shared.names.host_at(to.ip()).ok_or(Refusal::UnknownName)?;
         let host = route.host.insert(host);
-        shared.enough().map_err(|_| Refusal::Bytes)?;
+        shared.check_byte_limit().map_err(|_| Refusal::Bytes)?;
         let policies = shared.dialler.policies(&policy.borrow_and_update());
         let dialling = shared
             .dialler
-            .dial(&shared.asker, &policies, host, to.port());
+            .dial(&shared.permits, &policies, host, to.port());
         let Dialled {
             stream: far,
             address,
         } = dialling.await?;
         route.address = address;
-        let near = arrival.enter().await?;
+        let near = arrival.accept().await?;
         for stream in [near, &far] {
             // Avoids the delay of small writes.
             let _ = stream.set_nodelay(true);
         }
         let moved = tokio::select! {
             moved = relay::relay(near, &far, self) => moved,
-            () = self.no_longer(&mut policy, host, address, to.port()) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = self.revoked(&mut policy, host, address, to.port()) => Err(io::ErrorKind::PermissionDenied.into()),
         };
         if moved.is_err() {
             relay::reset(far);
@@ -168,32 +172,26 @@ impl Going {
     }
 
     /// Resolves when a policy forbids the connection or the runtime closes the network.
-    async fn no_longer(
-        &self,
-        policy: &mut Current,
-        host: &Host,
-        address: Option<IpAddr>,
-        port: u16,
-    ) {
+    async fn revoked(&self, policy: &mut Current, host: &Host, address: Option<IpAddr>, port: u16) {
         while policy.changed().await.is_ok() {
             let policies = self.shared.dialler.policies(&policy.borrow_and_update());
-            let may = policies
-                .may_dial(host, port)
-                .and_then(|()| address.map_or(Ok(()), |address| policies.may_reach(address, port)));
-            if may.is_err() {
+            let permitted = policies.check_dial(host, port).and_then(|()| {
+                address.map_or(Ok(()), |address| policies.check_address(address, port))
+            });
+            if permitted.is_err() {
                 return;
             }
         }
     }
 }
 
-impl Drop for Going {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.shared.counts.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl relay::Count for Going {
+impl relay::Count for Connection {
     fn large_pipes(&self) -> &Semaphore {
         &self.shared.large_pipes
     }
@@ -201,7 +199,7 @@ impl relay::Count for Going {
     fn sent(&self, bytes: u64) -> io::Result<()> {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
         self.shared.counts.sent.fetch_add(bytes, Ordering::Relaxed);
-        self.shared.enough()
+        self.shared.check_byte_limit()
     }
 
     fn received(&self, bytes: u64) -> io::Result<()> {
@@ -210,7 +208,7 @@ impl relay::Count for Going {
             .counts
             .received
             .fetch_add(bytes, Ordering::Relaxed);
-        self.shared.enough()
+        self.shared.check_byte_limit()
     }
 }
 

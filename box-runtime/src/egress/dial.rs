@@ -23,17 +23,17 @@ use super::policy::{Policies, Refusal, is_public};
 /// Limit of concurrent lookups, each of which blocks a thread.
 const LOOKUPS: usize = 64;
 /// Limit of concurrent lookups per box.
-const LOOKUPS_OF_ONE: usize = 8;
+const LOOKUPS_PER_BOX: usize = 8;
 /// Time limit of a lookup.
-const LOOKUP: Duration = Duration::from_secs(10);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of a connection attempt to one address.
-const CONNECT: Duration = Duration::from_secs(15);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit of a proxy's response to `CONNECT`.
-const PROXY: Duration = Duration::from_secs(30);
+const PROXY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Limit of addresses tried per name.
-const ADDRESSES: usize = 8;
+const ADDRESSES_PER_NAME: usize = 8;
 /// Longest accepted response head of a proxy.
-const ANSWER: usize = 8 << 10;
+const PROXY_HEAD_BYTES: usize = 8 << 10;
 
 /// Dialler shared by all boxes.
 #[derive(Debug)]
@@ -46,17 +46,17 @@ pub(crate) struct Dialler {
 
 /// Lookup permits of one box, limited so that other boxes can make progress.
 #[derive(Debug, Clone)]
-pub(crate) struct Asker(Arc<Semaphore>);
+pub(crate) struct LookupPermits(Arc<Semaphore>);
 
-impl Asker {
+impl LookupPermits {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(LOOKUPS_OF_ONE)))
+        Self(Arc::new(Semaphore::new(LOOKUPS_PER_BOX)))
     }
 
     /// Takes all permits, as lookups that never finish do.
     #[cfg(test)]
-    pub(super) async fn fill(&self) -> impl Sized {
-        let all = u32::try_from(LOOKUPS_OF_ONE).unwrap_or(u32::MAX);
+    pub(super) async fn take_all(&self) -> impl Sized {
+        let all = u32::try_from(LOOKUPS_PER_BOX).unwrap_or(u32::MAX);
         Arc::clone(&self.0).acquire_many_owned(all).await
     }
 }
@@ -96,12 +96,12 @@ impl Dialler {
     /// Connects to a host, if the policies permit it.
     pub(crate) async fn dial(
         &self,
-        asker: &Asker,
+        permits: &LookupPermits,
         policies: &Policies,
         host: &Host,
         port: u16,
     ) -> Result<Dialled, Refusal> {
-        policies.may_dial(host, port)?;
+        policies.check_dial(host, port)?;
         let proxy = self.config.proxy.as_ref();
         if let Some(proxy) = proxy.filter(|proxy| proxy.is_for(host, port)) {
             let stream = proxy.connect(host, port).await.ok_or(Refusal::Proxy)?;
@@ -110,11 +110,11 @@ impl Dialler {
                 address: None,
             });
         }
-        let may = self.choose(asker, policies, host, port).await?;
+        let permitted = self.choose(permits, policies, host, port).await?;
         let mut refusal = Refusal::NoRoute;
-        for address in may {
+        for address in permitted {
             let connecting = connect(SocketAddr::new(address, port));
-            let connected = timeout(CONNECT, connecting).await;
+            let connected = timeout(CONNECT_TIMEOUT, connecting).await;
             match connected.unwrap_or_else(|late| Err(late.into())) {
                 Ok(stream) => {
                     return Ok(Dialled {
@@ -122,7 +122,7 @@ impl Dialler {
                         address: Some(address),
                     });
                 }
-                Err(error) => refusal = more_telling(refusal, error.kind()),
+                Err(error) => refusal = more_informative(refusal, error.kind()),
             }
         }
         Err(refusal)
@@ -131,65 +131,65 @@ impl Dialler {
     /// Resolves a host and returns the addresses that the policies permit.
     pub(super) async fn choose(
         &self,
-        asker: &Asker,
+        permits: &LookupPermits,
         policies: &Policies,
         host: &Host,
         port: u16,
     ) -> Result<Vec<IpAddr>, Refusal> {
-        policies.may_dial(host, port)?;
+        policies.check_dial(host, port)?;
         let found = match host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) => self.look_up(asker, name).await.unwrap_or_default(),
+            Host::Name(name) => self.look_up(permits, name).await.unwrap_or_default(),
         };
         let mut refusal = Refusal::Unresolved;
-        let mut may = Vec::new();
+        let mut permitted = Vec::new();
         for address in found {
-            match admit(policies, address, port) {
-                Ok(()) => may.push(address),
+            match check_candidate(policies, address, port) {
+                Ok(()) => permitted.push(address),
                 Err(why) => refusal = why,
             }
         }
-        may.truncate(ADDRESSES);
-        if may.is_empty() {
+        permitted.truncate(ADDRESSES_PER_NAME);
+        if permitted.is_empty() {
             Err(refusal)
         } else {
-            Ok(may)
+            Ok(permitted)
         }
     }
 
     /// Returns whether a name exists, or `None` if the lookup times out.
     ///
     /// For names that the proxy resolves, the answer is always `true`.
-    pub(crate) async fn exists(&self, asker: &Asker, name: &HostName) -> Option<bool> {
+    pub(crate) async fn exists(&self, permits: &LookupPermits, name: &HostName) -> Option<bool> {
         let host = Host::Name(name.clone());
         let mut proxy = self.config.proxy.iter();
         if proxy.any(|proxy| !proxy.except.iter().any(|rule| rule.matches(&host, 443))) {
             return Some(true);
         }
-        Some(!self.look_up(asker, name).await?.is_empty())
+        Some(!self.look_up(permits, name).await?.is_empty())
     }
 
     /// Resolves a name to distinct addresses in dial order.
     ///
     /// Returns `None` if the lookup times out.
-    async fn look_up(&self, asker: &Asker, name: &HostName) -> Option<Vec<IpAddr>> {
+    async fn look_up(&self, permits: &LookupPermits, name: &HostName) -> Option<Vec<IpAddr>> {
         if let Some(known) = self.config.hosts.get(name) {
             return Some(known.iter().map(IpAddr::to_canonical).collect());
         }
         // The thread owns the permits, because it outlives a caller that stops waiting. This bounds
         // the number of threads.
-        let (own, all) = (Arc::clone(&asker.0), Arc::clone(&self.lookups));
+        let (own, all) = (Arc::clone(&permits.0), Arc::clone(&self.lookups));
         let name = name.clone();
-        let looking = async move {
-            let place = (own.acquire_owned().await, all.acquire_owned().await);
+        let lookup = async move {
+            let acquired = (own.acquire_owned().await, all.acquire_owned().await);
             let blocking = tokio::task::spawn_blocking(move || {
                 let found = system_lookup(&name);
-                drop(place);
+                drop(acquired);
                 found
             });
             blocking.await.ok()
         };
-        let found = timeout(LOOKUP, looking).await.ok()??;
+        let found = timeout(LOOKUP_TIMEOUT, lookup).await.ok()??;
         let mut found = found.unwrap_or_default();
         let mut seen = std::collections::HashSet::new();
         found.retain(|address| seen.insert(*address));
@@ -219,10 +219,10 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
         Ok(()) | Err(Errno::INPROGRESS) => {}
         Err(error) => return Err(error.into()),
     }
-    let mut answered = [PollFd::new(&socket, PollFlags::OUT)];
-    let answered = rustix::event::poll(&mut answered, Some(&Timespec::default()))? > 0;
+    let mut polled = [PollFd::new(&socket, PollFlags::OUT)];
+    let is_connected = rustix::event::poll(&mut polled, Some(&Timespec::default()))? > 0;
     let stream = TcpStream::from_std(socket.into())?;
-    if !answered {
+    if !is_connected {
         stream.writable().await?;
     }
     match stream.take_error()? {
@@ -234,7 +234,7 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
 /// Picks the more informative refusal after failed attempts on several addresses.
 ///
 /// A refused connection outranks a timeout, and a timeout outranks a missing route.
-fn more_telling(so_far: Refusal, error: io::ErrorKind) -> Refusal {
+fn more_informative(so_far: Refusal, error: io::ErrorKind) -> Refusal {
     match error {
         io::ErrorKind::ConnectionRefused => Refusal::Refused,
         io::ErrorKind::NetworkUnreachable => so_far,
@@ -247,7 +247,7 @@ fn more_telling(so_far: Refusal, error: io::ErrorKind) -> Refusal {
 ///
 /// The trailing dot prevents the resolver from appending a search domain.
 fn system_lookup(name: &HostName) -> io::Result<Vec<IpAddr>> {
-    let listed = std::fs::read_to_string("/etc/hosts").map(|text| listed(&text, name));
+    let listed = std::fs::read_to_string("/etc/hosts").map(|text| in_hosts_file(&text, name));
     if let Ok(listed) = listed
         && !listed.is_empty()
     {
@@ -257,7 +257,7 @@ fn system_lookup(name: &HostName) -> io::Result<Vec<IpAddr>> {
     Ok(found.map(|address| address.ip().to_canonical()).collect())
 }
 
-fn listed(hosts: &str, name: &HostName) -> Vec<IpAddr> {
+fn in_hosts_file(hosts: &str, name: &HostName) -> Vec<IpAddr> {
     let of_line = |line: &str| {
         let line = line.split('#').next().unwrap_or_default();
         let mut words = line.split_whitespace();
@@ -272,9 +272,9 @@ fn listed(hosts: &str, name: &HostName) -> Vec<IpAddr> {
 ///
 /// An address of this machine must be listed even if it is public, because local services may trust
 /// local clients.
-fn admit(policies: &Policies, address: IpAddr, port: u16) -> Result<(), Refusal> {
-    policies.may_reach(address, port)?;
-    if is_public(address) && !policies.lists(address, port) && is_own(address) {
+fn check_candidate(policies: &Policies, address: IpAddr, port: u16) -> Result<(), Refusal> {
+    policies.check_address(address, port)?;
+    if is_public(address) && !policies.lists(address, port) && is_local(address) {
         return Err(Refusal::OwnMachine);
     }
     Ok(())
@@ -284,7 +284,7 @@ fn admit(policies: &Policies, address: IpAddr, port: u16) -> Result<(), Refusal>
 ///
 /// A socket can bind to such an address. Where the kernel permits a bind to any address, the source
 /// address that it chooses for a connection decides.
-fn is_own(address: IpAddr) -> bool {
+fn is_local(address: IpAddr) -> bool {
     let (any, setting): (SocketAddr, _) = match address {
         IpAddr::V4(_) => ((Ipv4Addr::UNSPECIFIED, 0).into(), "ipv4"),
         IpAddr::V6(_) => ((Ipv6Addr::UNSPECIFIED, 0).into(), "ipv6"),
@@ -313,7 +313,10 @@ impl Proxy {
     }
 
     async fn connect(&self, host: &Host, port: u16) -> Option<TcpStream> {
-        timeout(PROXY, self.ask(host, port)).await.ok()?.ok()
+        timeout(PROXY_TIMEOUT, self.ask(host, port))
+            .await
+            .ok()?
+            .ok()
     }
 
     async fn ask(&self, host: &Host, port: u16) -> io::Result<TcpStream> {
@@ -350,7 +353,7 @@ impl Proxy {
 async fn head_of(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        if head.len() == ANSWER {
+        if head.len() == PROXY_HEAD_BYTES {
             return Err(io::ErrorKind::InvalidData.into());
         }
         head.push(stream.read_u8().await?);
@@ -363,9 +366,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_machines_list_are_found_whatever_their_case() {
+    fn names_in_the_hosts_file_are_found_regardless_of_case() {
         let text = "127.0.0.1 localhost\n# 1.2.3.4 no\n10.1.2.3\tDB.example db # more.example\nbad ok.example\n::ffff:10.0.0.9 six";
-        let find = |name: &str| listed(text, &HostName::new(name).unwrap());
+        let find = |name: &str| in_hosts_file(text, &HostName::new(name).unwrap());
         assert_eq!(find("db.example"), ["10.1.2.3".parse::<IpAddr>().unwrap()]);
         assert_eq!(find("db"), find("db.example"));
         assert_eq!(find("six"), ["10.0.0.9".parse::<IpAddr>().unwrap()]);
@@ -375,9 +378,9 @@ mod tests {
     }
 
     #[test]
-    fn the_machines_own_addresses_are_known() {
-        assert!(is_own("127.0.0.1".parse().unwrap()));
-        assert!(is_own("127.3.2.1".parse().unwrap()));
-        assert!(!is_own("192.0.2.1".parse().unwrap()));
+    fn addresses_of_this_machine_are_recognized() {
+        assert!(is_local("127.0.0.1".parse().unwrap()));
+        assert!(is_local("127.3.2.1".parse().unwrap()));
+        assert!(!is_local("192.0.2.1".parse().unwrap()));
     }
 }

@@ -18,10 +18,10 @@ pub(crate) const MESSAGE_MAX: usize = 4096;
 ///
 /// The address stays valid for the lifetime of the box. A later policy change is enforced when the
 /// box connects.
-const KEEP: u32 = 60;
+const TTL_SECONDS: u32 = 60;
 
 /// Compression pointer to the name after the header.
-const NAME_ABOVE: [u8; 2] = [0xc0, 12];
+const NAME_POINTER: [u8; 2] = [0xc0, 12];
 
 const INTERNET: u16 = 1;
 const TYPE_A: u16 = 1;
@@ -33,19 +33,19 @@ pub(crate) enum Answer {
     /// The addresses of the name.
     At(Ipv4Addr, Option<Ipv6Addr>),
     /// The name does not exist.
-    Nobody,
+    NoSuchName,
     /// The lookup failed temporarily.
     Failed,
 }
 
 /// DNS response codes.
 #[derive(Debug, Clone, Copy)]
-enum Code {
-    Fine = 0,
-    Malformed = 1,
+enum ResponseCode {
+    NoError = 0,
+    FormatError = 1,
     Failed = 2,
-    Nobody = 3,
-    NotHere = 4,
+    NoSuchName = 3,
+    NotImplemented = 4,
 }
 
 /// Parsed message from a box.
@@ -56,7 +56,7 @@ pub(crate) enum Message {
     /// The message gets this error response.
     Refused(Vec<u8>),
     /// The message is a valid question.
-    Asks(Question),
+    Query(Question),
 }
 
 /// Question about a name.
@@ -71,7 +71,7 @@ pub(crate) struct Question {
 }
 
 /// Parses a message.
-pub(crate) fn read(message: &[u8]) -> Message {
+pub(crate) fn parse(message: &[u8]) -> Message {
     let Some(header) = message.first_chunk::<HEADER>() else {
         return Message::Ignored;
     };
@@ -81,30 +81,30 @@ pub(crate) fn read(message: &[u8]) -> Message {
     }
     let is_plain_question = header[2] & 0x78 == 0;
     if !is_plain_question {
-        return Message::Refused(reply(header, &[], Code::NotHere, &[]));
+        return Message::Refused(reply(header, &[], ResponseCode::NotImplemented, &[]));
     }
     let is_one = header[4..6] == [0, 1];
-    match is_one.then(|| Question::read(*header, message)).flatten() {
-        Some(question) => Message::Asks(question),
-        None => Message::Refused(reply(header, &[], Code::Malformed, &[])),
+    match is_one.then(|| Question::parse(*header, message)).flatten() {
+        Some(question) => Message::Query(question),
+        None => Message::Refused(reply(header, &[], ResponseCode::FormatError, &[])),
     }
 }
 
 impl Question {
-    fn read(header: [u8; HEADER], message: &[u8]) -> Option<Self> {
-        let mut place = HEADER;
+    fn parse(header: [u8; HEADER], message: &[u8]) -> Option<Self> {
+        let mut at = HEADER;
         let mut text: Vec<u8> = Vec::new();
         loop {
-            let length = usize::from(*message.get(place)?);
-            place += 1;
+            let length = usize::from(*message.get(at)?);
+            at += 1;
             match length {
                 0 => break,
                 // A label has at most 63 bytes; the upper two bits mark a compression pointer.
                 64.. => return None,
                 _ => {}
             }
-            let label = message.get(place..place + length)?;
-            place += length;
+            let label = message.get(at..at + length)?;
+            at += length;
             if !text.is_empty() {
                 text.push(b'.');
             }
@@ -118,35 +118,35 @@ impl Question {
                 return None;
             }
         }
-        let rest = message.get(place..place + 4)?;
+        let rest = message.get(at..at + 4)?;
         let (kind, class) = ([rest[0], rest[1]], [rest[2], rest[3]]);
         let text = std::str::from_utf8(&text).ok();
         let text = text.filter(|_| u16::from_be_bytes(class) == INTERNET);
         Some(Self {
             name: text.and_then(|text| HostName::new(text).ok()),
             header,
-            bytes: message[HEADER..place + 4].to_vec(),
+            bytes: message[HEADER..at + 4].to_vec(),
             kind: u16::from_be_bytes(kind),
         })
     }
 
     /// Encodes the response to this question.
-    pub(crate) fn answered(&self, answer: Answer) -> Vec<u8> {
+    pub(crate) fn response(&self, answer: Answer) -> Vec<u8> {
         let (code, address) = match (answer, self.kind) {
-            (Answer::At(v4, _), TYPE_A) => (Code::Fine, v4.octets().to_vec()),
-            (Answer::At(_, Some(v6)), TYPE_AAAA) => (Code::Fine, v6.octets().to_vec()),
-            (Answer::At(..), _) => (Code::Fine, Vec::new()),
-            (Answer::Nobody, _) => (Code::Nobody, Vec::new()),
-            (Answer::Failed, _) => (Code::Failed, Vec::new()),
+            (Answer::At(v4, _), TYPE_A) => (ResponseCode::NoError, v4.octets().to_vec()),
+            (Answer::At(_, Some(v6)), TYPE_AAAA) => (ResponseCode::NoError, v6.octets().to_vec()),
+            (Answer::At(..), _) => (ResponseCode::NoError, Vec::new()),
+            (Answer::NoSuchName, _) => (ResponseCode::NoSuchName, Vec::new()),
+            (Answer::Failed, _) => (ResponseCode::Failed, Vec::new()),
         };
         let mut record = Vec::new();
         if let Ok(length) = u16::try_from(address.len())
             && length > 0
         {
-            record.extend(NAME_ABOVE);
+            record.extend(NAME_POINTER);
             record.extend(self.kind.to_be_bytes());
             record.extend(INTERNET.to_be_bytes());
-            record.extend(KEEP.to_be_bytes());
+            record.extend(TTL_SECONDS.to_be_bytes());
             record.extend(length.to_be_bytes());
             record.extend(address);
         }
@@ -154,7 +154,7 @@ impl Question {
     }
 }
 
-fn reply(header: &[u8], question: &[u8], code: Code, record: &[u8]) -> Vec<u8> {
+fn reply(header: &[u8], question: &[u8], code: ResponseCode, record: &[u8]) -> Vec<u8> {
     let mut message = Vec::with_capacity(HEADER + question.len() + record.len());
     message.extend(&header[..2]);
     // Flags: response, recursion desired as in the query, recursion available.
@@ -189,17 +189,17 @@ mod tests {
     }
 
     fn answer(message: &[u8], find: impl FnOnce(&HostName) -> Answer) -> Option<Vec<u8>> {
-        match read(message) {
+        match parse(message) {
             Message::Ignored => None,
             Message::Refused(reply) => Some(reply),
-            Message::Asks(question) => {
-                let answer = question.name.as_ref().map_or(Answer::Nobody, find);
-                Some(question.answered(answer))
+            Message::Query(question) => {
+                let answer = question.name.as_ref().map_or(Answer::NoSuchName, find);
+                Some(question.response(answer))
             }
         }
     }
 
-    fn told(message: &[u8]) -> (Vec<u8>, Option<String>) {
+    fn respond(message: &[u8]) -> (Vec<u8>, Option<String>) {
         let mut asked = None;
         let answer = answer(message, |name| {
             asked = Some(name.to_string());
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_name_is_answered_with_its_address() {
         let question = ask(&[b"Ok", b"COM"], TYPE_A);
-        let (answer, asked) = told(&question);
+        let (answer, asked) = respond(&question);
         assert_eq!(asked.as_deref(), Some("ok.com"));
         assert_eq!(answer[..4], [7, 8, 0x81, 0x80]);
         assert_eq!(answer[4..8], [0, 1, 0, 1]);
@@ -225,9 +225,9 @@ mod tests {
             "as it was written"
         );
         assert!(answer.ends_with(&[0, 4, 198, 18, 1, 0]));
-        let (answer, _) = told(&ask(&[b"ok", b"com"], TYPE_AAAA));
+        let (answer, _) = respond(&ask(&[b"ok", b"com"], TYPE_AAAA));
         assert!(answer.ends_with(&[0, 1]) || answer.ends_with(&[0; 8]));
-        let (answer, _) = told(&ask(&[b"ok", b"com"], 15));
+        let (answer, _) = respond(&ask(&[b"ok", b"com"], 15));
         assert_eq!(
             (answer[3], answer[7]),
             (0x80, 0),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_none_are_nobody_and_nobody_is_asked() {
+    fn invalid_names_do_not_exist_and_are_not_looked_up() {
         for labels in [
             &[b"evil\0".as_slice(), b"ok", b"com"][..],
             &[b"ok.com", b"evil"],
@@ -245,35 +245,35 @@ mod tests {
             &[b"\xd0\xbe\xd0\xba", b"com"],
             &[],
         ] {
-            let (answer, asked) = told(&ask(labels, TYPE_A));
+            let (answer, asked) = respond(&ask(labels, TYPE_A));
             assert_eq!(asked, None, "{labels:?}");
             assert_eq!((answer[3] & 15, answer[7]), (3, 0), "{labels:?}");
         }
     }
 
     #[test]
-    fn odd_messages_get_an_error_or_nothing() {
+    fn invalid_messages_get_an_error_or_no_response() {
         let good = ask(&[b"ok", b"com"], TYPE_A);
-        let changed = |place: usize, byte: u8| {
+        let changed = |at: usize, byte: u8| {
             let mut message = good.clone();
-            message[place] = byte;
-            answer(&message, |_| Answer::Nobody)
+            message[at] = byte;
+            answer(&message, |_| Answer::NoSuchName)
         };
         assert!(changed(2, 0x81).is_none(), "an answer");
         assert_eq!(changed(2, 0x29).unwrap()[3] & 15, 4, "an update");
         assert_eq!(changed(5, 2).unwrap()[3] & 15, 1, "two questions");
         assert_eq!(changed(HEADER, 0xc0).unwrap()[3] & 15, 1, "a pointer");
-        assert!(answer(&good[..11], |_| Answer::Nobody).is_none());
+        assert!(answer(&good[..11], |_| Answer::NoSuchName).is_none());
         assert_eq!(
-            answer(&good[..good.len() - 1], |_| Answer::Nobody).unwrap()[3] & 15,
+            answer(&good[..good.len() - 1], |_| Answer::NoSuchName).unwrap()[3] & 15,
             1
         );
-        assert!(answer(&vec![0; MESSAGE_MAX + 1], |_| Answer::Nobody).is_none());
+        assert!(answer(&vec![0; MESSAGE_MAX + 1], |_| Answer::NoSuchName).is_none());
     }
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic_or_answer_at_length(message in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn any_message_gets_a_short_response_without_a_panic(message in prop::collection::vec(any::<u8>(), 0..600)) {
             if let Some(reply) = answer(&message, |_| Answer::At(Ipv4Addr::LOCALHOST, None)) {
                 prop_assert!(reply.len() <= message.len() + 16);
                 prop_assert_eq!(&reply[..2], &message[..2]);

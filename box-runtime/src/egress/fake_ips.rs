@@ -25,11 +25,11 @@ const NET_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xb0, 0, 1, 0, 0, 0, 0);
 
 /// Table of the names that one box has looked up.
 #[derive(Debug, Default)]
-pub(crate) struct Names(Mutex<Table>);
+pub(crate) struct FakeIps(Mutex<NameTable>);
 
 #[derive(Debug, Default)]
-struct Table {
-    places: HashMap<HostName, usize>,
+struct NameTable {
+    indexes: HashMap<HostName, usize>,
     /// Names by index.
     ///
     /// An unreadable line keeps its index unused, because the box may still hold its addresses.
@@ -40,9 +40,9 @@ struct Table {
     bytes: u64,
 }
 
-impl Names {
+impl FakeIps {
     /// Loads the table from a file and appends new names to it.
-    pub(crate) fn kept_in(mut file: File) -> io::Result<Self> {
+    pub(crate) fn load(mut file: File) -> io::Result<Self> {
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
         // An incomplete last line was never given to the box.
@@ -56,65 +56,65 @@ impl Names {
             .take(NAMES)
             .collect();
         let known = names.iter().cloned().zip(0..);
-        let places = known.filter_map(|(name, place)| Some((name?, place)));
-        Ok(Self(Mutex::new(Table {
-            places: places.collect(),
+        let indexes = known.filter_map(|(name, index)| Some((name?, index)));
+        Ok(Self(Mutex::new(NameTable {
+            indexes: indexes.collect(),
             names,
             file: Some(file),
             bytes,
         })))
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, NameTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether the box has looked up this name before.
     pub(crate) fn known(&self, name: &HostName) -> bool {
-        self.table().places.contains_key(name)
+        self.table().indexes.contains_key(name)
     }
 
     /// Returns the addresses of a name, or `None` if the table is full.
     pub(crate) fn addresses_of(&self, name: &HostName) -> Option<(Ipv4Addr, Ipv6Addr)> {
         let mut table = self.table();
-        let place = match table.places.get(name) {
-            Some(place) => *place,
+        let index = match table.indexes.get(name) {
+            Some(index) => *index,
             None if table.names.len() == NAMES => return None,
             None => table.add(name)?,
         };
-        let place = u32::try_from(place).ok()?;
-        let v6 = Ipv6Addr::from_bits(NET_V6.to_bits() | u128::from(place));
-        Some((Ipv4Addr::from_bits(FIRST_V4 + place), v6))
+        let index = u32::try_from(index).ok()?;
+        let v6 = Ipv6Addr::from_bits(NET_V6.to_bits() | u128::from(index));
+        Some((Ipv4Addr::from_bits(FIRST_V4 + index), v6))
     }
 
     /// Maps an address to the host it stands for.
     ///
     /// Returns `None` for a synthetic address that was never assigned.
     pub(crate) fn host_at(&self, address: IpAddr) -> Option<Host> {
-        let place = match address {
-            IpAddr::V4(address) if is_of_names(address) => {
+        let index = match address {
+            IpAddr::V4(address) if is_synthetic(address) => {
                 address.to_bits().checked_sub(FIRST_V4)?
             }
             IpAddr::V6(address) if address.to_bits() >> 32 == NET_V6.to_bits() >> 32 => {
-                let place = address.to_bits() & u128::from(u32::MAX);
-                u32::try_from(place).ok()?
+                let index = address.to_bits() & u128::from(u32::MAX);
+                u32::try_from(index).ok()?
             }
             other => return Some(Host::address(other)),
         };
         let table = self.table();
         table
             .names
-            .get(usize::try_from(place).ok()?)?
+            .get(usize::try_from(index).ok()?)?
             .clone()
             .map(Host::Name)
     }
 }
 
-fn is_of_names(address: Ipv4Addr) -> bool {
+fn is_synthetic(address: Ipv4Addr) -> bool {
     matches!(address.octets(), [198, 18 | 19, ..])
 }
 
-impl Table {
+impl NameTable {
     /// Adds a name, or returns `None` if it could not be written to the file.
     ///
     /// An unrecorded address could later be assigned to another name.
@@ -126,10 +126,10 @@ impl Table {
             file.write_all(line.as_bytes()).ok()?;
             self.bytes += line.len() as u64;
         }
-        let place = self.names.len();
+        let index = self.names.len();
         self.names.push(Some(name.clone()));
-        self.places.insert(name.clone(), place);
-        Some(place)
+        self.indexes.insert(name.clone(), index);
+        Some(index)
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_name_keeps_its_addresses_and_they_lead_back_to_it() {
-        let names = Names::default();
+        let names = FakeIps::default();
         let (first, second) = (name("a.example"), name("b.example"));
         let (v4, v6) = names.addresses_of(&first).unwrap();
         assert_ne!(names.addresses_of(&second).unwrap(), (v4, v6));
@@ -156,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_told_means_nobody() {
-        let names = Names::default();
+    fn an_unassigned_address_has_no_host() {
+        let names = FakeIps::default();
         for address in [
             "198.18.0.1",
             "198.18.0.255",
@@ -171,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_names() {
-        let names = Names::default();
+    fn the_number_of_names_is_limited() {
+        let names = FakeIps::default();
         for n in 0..NAMES {
             assert!(
                 names
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_names_are_known_again() {
+    fn stored_names_keep_their_addresses() {
         let dir = tempfile::tempdir().unwrap();
         let open = || {
             let mut options = std::fs::OpenOptions::new();
@@ -198,19 +198,19 @@ mod tests {
                 .open(dir.path().join("names"))
                 .unwrap()
         };
-        let kept = || Names::kept_in(open()).unwrap();
-        let told = kept().addresses_of(&name("a.example"));
-        let after = kept();
-        assert_ne!(after.addresses_of(&name("b.example")), told);
-        assert_eq!(after.addresses_of(&name("a.example")), told);
+        let load = || FakeIps::load(open()).unwrap();
+        let first = load().addresses_of(&name("a.example"));
+        let after = load();
+        assert_ne!(after.addresses_of(&name("b.example")), first);
+        assert_eq!(after.addresses_of(&name("a.example")), first);
         // The writer was killed in the middle of a line.
         open().write_all(b"half").unwrap();
-        let whole = kept().addresses_of(&name("c.example"));
+        let whole = load().addresses_of(&name("c.example"));
         assert!(whole.is_some());
-        assert_eq!(kept().addresses_of(&name("c.example")), whole);
+        assert_eq!(load().addresses_of(&name("c.example")), whole);
         // An unreadable line keeps its index.
         open().write_all(b"no name \xff\n").unwrap();
-        let next = kept();
+        let next = load();
         let (v4, _) = next.addresses_of(&name("d.example")).unwrap();
         assert_eq!(v4.to_bits(), FIRST_V4 + 4);
         assert_eq!(next.host_at(Ipv4Addr::from_bits(FIRST_V4 + 3).into()), None);

@@ -3,26 +3,31 @@
 //! # Reading order
 //! 1. [`EgressConfig`]: every setting.
 //! 2. This file: `Egress`, the outgoing network of one box. `syn_queue`: held connections;
-//!    `connection`: the life of one connection.
+//!    `connection`: one connection from its arrival to its end.
 //! 3. `policy`: permitted destinations; `dial`: from a host to a connection; `relay`: the byte
 //!    transfer.
 //! 4. `fake_ips`: the synthetic addresses of names; `dns_server`: the box's name server; `dns`: its
 //!    messages.
 //! 5. `rate_limit`: rate limits; `refusals`: recently refused destinations.
 //!
-//! # One connection, end to end
-//! 1. A program in the box looks up `ok.example`. The name server answers with a synthetic address
-//!    (`dns`, `fake_ips`).
+//! # One connection
+//! A box with a network has its own network namespace. Its egress sockets belong to the runtime: a
+//! queue of held connections, listeners for redirected connections, and sockets for DNS queries.
+//!
+//! 1. A program in the box looks up `ok.example`. `dns_server` checks the name against the policies
+//!    and answers with a synthetic address (`dns`, `fake_ips`).
 //! 2. The program connects. The kernel holds the first packet and reports its destination to
 //!    `syn_queue`.
-//! 3. `fake_ips` maps the address to the name, and `policy` checks it. `dial` resolves the name,
-//!    checks each address and connects.
-//! 4. The kernel releases the packet and redirects it to the exit, where the runtime accepts the
-//!    connection. `relay` then moves the bytes.
+//! 3. `fake_ips` maps the address to the name, and `policy` checks it: the operator's policy and
+//!    the box's policy must both permit it. `dial` resolves the name, checks each address and
+//!    connects, or asks the operator's proxy to connect.
+//! 4. The runtime gives the held packet a mark, and the kernel redirects it to a listener. The mark
+//!    identifies the accepted connection. `relay` then moves the bytes.
+//! 5. A policy change makes every open connection check the policies again.
 //!
 //! A refused or failed connection gets the error that the program's kernel would report. On a
 //! kernel that cannot hold packets, the runtime accepts a connection before it decides. A refusal
-//! is then always a reset.
+//! is then always a reset. The process that adopts a box receives its held packets again.
 
 mod config;
 mod connection;
@@ -50,13 +55,13 @@ use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 pub use self::config::{EgressConfig, Proxy};
-use self::connection::{Arrival, Going};
-use self::dial::Asker;
+use self::connection::{Arrival, Connection};
 pub(crate) use self::dial::Dialler;
-pub(crate) use self::fake_ips::Names;
-use self::rate_limit::Pace;
+use self::dial::LookupPermits;
+pub(crate) use self::fake_ips::FakeIps;
+use self::rate_limit::RateLimit;
 use self::refusals::Refusals;
-use self::syn_queue::Gate;
+use self::syn_queue::HeldConnections;
 
 /// Delay before a retry after a lack of descriptors or memory.
 const RETRY: Duration = Duration::from_millis(100);
@@ -73,14 +78,14 @@ pub(crate) struct Egress {
 struct Shared {
     id: Uuid,
     dialler: Arc<Dialler>,
-    names: Names,
-    asker: Asker,
+    names: FakeIps,
+    permits: LookupPermits,
     policy: Current,
     /// Listeners for redirected connections: IPv4, then IPv6 if the box has it.
-    exits: Vec<TcpListener>,
+    listeners: Vec<TcpListener>,
     /// Queue of held connections, if the kernel supports it.
-    gate: Option<Gate>,
-    pace: Mutex<Pace>,
+    held: Option<HeldConnections>,
+    rate_limit: Mutex<RateLimit>,
     large_pipes: Semaphore,
     counts: Counts,
     refusals: Refusals,
@@ -95,7 +100,7 @@ struct Counts {
     received: AtomicU64,
 }
 
-/// Traffic through the exits of a box since this process opened them.
+/// Traffic of a box since this process opened its outgoing network.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Traffic {
     pub(crate) sent: u64,
@@ -108,36 +113,39 @@ impl Egress {
     /// Opens the outgoing network of a box.
     pub(crate) fn open(
         id: Uuid,
-        mut exits: EgressSockets,
+        mut sockets: EgressSockets,
         dialler: Arc<Dialler>,
-        names: Names,
+        names: FakeIps,
         policy: NetworkPolicy,
     ) -> io::Result<Self> {
         let (policy, current) = watch::channel(Arc::new(policy));
-        let gate = exits.take_syn_queue()?.map(Gate::new).transpose()?;
-        let connections = exits.connections.into_iter().map(TcpListener::from_std);
-        let pace = Pace::new(dialler.config.connections_per_sec);
+        let held = sockets
+            .take_syn_queue()?
+            .map(HeldConnections::new)
+            .transpose()?;
+        let connections = sockets.connections.into_iter().map(TcpListener::from_std);
+        let rate_limit = RateLimit::new(dialler.config.connections_per_sec);
         let shared = Arc::new(Shared {
             id,
             dialler,
             names,
-            asker: Asker::new(),
+            permits: LookupPermits::new(),
             policy: current,
-            exits: connections.collect::<io::Result<_>>()?,
-            gate,
-            pace: Mutex::new(pace),
+            listeners: connections.collect::<io::Result<_>>()?,
+            held,
+            rate_limit: Mutex::new(rate_limit),
             large_pipes: Semaphore::new(relay::LARGE_PIPES),
             counts: Counts::default(),
             refusals: Refusals::default(),
         });
         let mut tasks = vec![tokio::spawn(syn_queue::hold(Arc::clone(&shared))).abort_handle()];
-        for place in 0..shared.exits.len() {
+        for place in 0..shared.listeners.len() {
             let accepting = accept(Arc::clone(&shared), place);
             tasks.push(tokio::spawn(accepting).abort_handle());
         }
-        for exit in exits.dns {
-            let exit = UdpSocket::from_std(exit)?;
-            let answering = dns_server::messages(Arc::clone(&shared), exit);
+        for socket in sockets.dns {
+            let socket = UdpSocket::from_std(socket)?;
+            let answering = dns_server::serve_udp(Arc::clone(&shared), socket);
             tasks.push(tokio::spawn(answering).abort_handle());
         }
         Ok(Self {
@@ -153,7 +161,7 @@ impl Egress {
     }
 
     /// Resets connections that a changed operator policy forbids.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn recheck_policy(&self) {
         self.policy.send_modify(|_| {});
     }
 
@@ -186,8 +194,8 @@ type Current = watch::Receiver<Arc<NetworkPolicy>>;
 
 async fn accept(shared: Arc<Shared>, place: usize) {
     loop {
-        match shared.exits[place].accept().await {
-            Ok((stream, _)) => shared.take_in(stream).await,
+        match shared.listeners[place].accept().await {
+            Ok((stream, _)) => shared.hand_over(stream).await,
             Err(_) => tokio::time::sleep(RETRY).await,
         }
     }
@@ -197,27 +205,27 @@ impl Shared {
     /// Passes an accepted connection to the task that expects it, or serves it.
     ///
     /// A connection that no task expects waits for the rate limit first.
-    async fn take_in(self: &Arc<Self>, stream: TcpStream) {
-        let unclaimed = match &self.gate {
-            Some(gate) => gate.claim(stream),
+    async fn hand_over(self: &Arc<Self>, stream: TcpStream) {
+        let unclaimed = match &self.held {
+            Some(held) => held.claim(stream),
             None => Some(stream),
         };
         if let Some(stream) = unclaimed {
-            self.pace.lock().await.wait().await;
+            self.rate_limit.lock().await.wait().await;
             self.serve(Arrival::Accepted(stream));
         }
     }
 
     fn serve(self: &Arc<Self>, arrival: Arrival) {
-        tokio::spawn(Going::new(self).serve(arrival));
+        tokio::spawn(Connection::new(self).serve(arrival));
     }
 
     fn has_v6(&self) -> bool {
-        self.exits.len() > 1
+        self.listeners.len() > 1
     }
 
     /// Returns an error once the box has reached its byte limit.
-    fn enough(&self) -> io::Result<()> {
+    fn check_byte_limit(&self) -> io::Result<()> {
         let counts = &self.counts;
         let moved = counts.sent.load(Ordering::Relaxed) + counts.received.load(Ordering::Relaxed);
         match self.dialler.config.bytes {

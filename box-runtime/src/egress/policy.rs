@@ -116,7 +116,7 @@ pub(crate) struct Policies {
 
 impl Policies {
     /// Evaluates both policies, the operator policy first.
-    fn consent(&self, opinion: impl Fn(&NetworkPolicy) -> NetworkOpinion) -> Result<(), Refusal> {
+    fn check(&self, opinion: impl Fn(&NetworkPolicy) -> NetworkOpinion) -> Result<(), Refusal> {
         match opinion(&self.operator) {
             NetworkOpinion::Denied => return Err(Refusal::OperatorDenied),
             NetworkOpinion::Unlisted => return Err(Refusal::OperatorUnlisted),
@@ -132,27 +132,27 @@ impl Policies {
     /// Checks whether the box may look up a name.
     ///
     /// At least one port of the name must be permitted.
-    pub(crate) fn may_ask(&self, name: &HostName) -> Result<(), Refusal> {
-        self.consent(|policy| policy.opinion_of_name(name))
+    pub(crate) fn check_lookup(&self, name: &HostName) -> Result<(), Refusal> {
+        self.check(|policy| policy.opinion_of_name(name))
     }
 
     /// Checks a host before its name is resolved.
-    pub(crate) fn may_dial(&self, host: &Host, port: u16) -> Result<(), Refusal> {
-        self.consent(|policy| policy.opinion(host, port))?;
+    pub(crate) fn check_dial(&self, host: &Host, port: u16) -> Result<(), Refusal> {
+        self.check(|policy| policy.opinion(host, port))?;
         match host {
-            Host::Address(address) => self.is_open(*address, port),
+            Host::Address(address) => self.check_public(*address, port),
             Host::Name(_) => Ok(()),
         }
     }
 
     /// Checks an address that a permitted name resolved to.
-    pub(crate) fn may_reach(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
-        self.consent(|policy| match policy.opinion_of_address(address, port) {
+    pub(crate) fn check_address(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
+        self.check(|policy| match policy.opinion_of_address(address, port) {
             NetworkOpinion::Denied => NetworkOpinion::Denied,
             // The policy lists the name, so the address needs no rule.
             _ => NetworkOpinion::Open,
         })?;
-        self.is_open(address, port)
+        self.check_public(address, port)
     }
 
     /// Returns whether the operator policy lists the address explicitly.
@@ -160,7 +160,7 @@ impl Policies {
         self.operator.opinion_of_address(address, port) == NetworkOpinion::Listed
     }
 
-    fn is_open(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
+    fn check_public(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
         if is_public(address) || self.lists(address, port) {
             Ok(())
         } else {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_operator_opens_what_is_not_public_and_a_name_does_not() {
+    fn only_an_address_rule_of_the_operator_permits_non_public_addresses() {
         let (open, greedy) = (
             policy("{}"),
             policy(r#"{"allow":["*","10.0.0.0/8","ok.com"]}"#),
@@ -295,22 +295,22 @@ mod tests {
             own: Arc::new(own.clone()),
         };
         assert_eq!(
-            of(&open, &greedy).may_reach(private, 1),
+            of(&open, &greedy).check_address(private, 1),
             Err(Refusal::NotPublic)
         );
         assert_eq!(
-            of(&open, &greedy).may_dial(&Host::address(private), 1),
+            of(&open, &greedy).check_dial(&Host::address(private), 1),
             Err(Refusal::NotPublic)
         );
-        assert_eq!(of(&greedy, &open).may_reach(private, 1), Ok(()));
+        assert_eq!(of(&greedy, &open).check_address(private, 1), Ok(()));
         let named = policy(r#"{"allow":["ok.com","*"]}"#);
         assert_eq!(
-            of(&named, &open).may_reach(private, 1),
+            of(&named, &open).check_address(private, 1),
             Err(Refusal::NotPublic)
         );
         let narrow = policy(r#"{"deny":["10.1.2.0/24"]}"#);
         assert_eq!(
-            of(&greedy, &narrow).may_reach(private, 1),
+            of(&greedy, &narrow).check_address(private, 1),
             Err(Refusal::Denied)
         );
     }

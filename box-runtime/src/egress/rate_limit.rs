@@ -5,16 +5,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Burst size, as a duration at the configured rate.
-const AHEAD: Duration = Duration::from_secs(1);
+const BURST: Duration = Duration::from_secs(1);
 
 /// Rate limit enforced by waiting.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct RateLimit {
     every: Option<Duration>,
     next: Instant,
 }
 
-impl Pace {
+impl RateLimit {
     /// Creates a limiter with this rate per second; 0 is unlimited.
     pub(crate) fn new(per_sec: u32) -> Self {
         let every = Duration::from_secs(1).checked_div(per_sec);
@@ -30,7 +30,7 @@ impl Pace {
             return;
         };
         let now = Instant::now();
-        let earliest = now.checked_sub(AHEAD).unwrap_or(now);
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
         self.next = self.next.max(earliest) + every;
         if self.next > now {
             tokio::time::sleep_until(self.next).await;
@@ -43,24 +43,28 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_faster_waits() {
+    async fn events_beyond_the_rate_wait() {
         tokio::time::advance(Duration::from_secs(10)).await;
-        let mut pace = Pace::new(10);
+        let mut rate_limit = RateLimit::new(10);
         tokio::time::advance(Duration::from_secs(10)).await;
-        let begun = Instant::now();
+        let started = Instant::now();
         for _ in 0..10 {
-            pace.wait().await;
+            rate_limit.wait().await;
         }
-        assert_eq!(begun.elapsed(), Duration::ZERO, "a second's worth at once");
+        assert_eq!(
+            started.elapsed(),
+            Duration::ZERO,
+            "a second's worth at once"
+        );
         for _ in 0..20 {
-            pace.wait().await;
+            rate_limit.wait().await;
         }
-        let took = begun.elapsed();
+        let took = started.elapsed();
         assert!(
             (Duration::from_millis(1900)..Duration::from_millis(2200)).contains(&took),
             "{took:?}"
         );
-        let mut free = Pace::new(0);
+        let mut free = RateLimit::new(0);
         free.wait().await;
     }
 }

@@ -24,7 +24,7 @@ impl Refusals {
     }
 
     /// Records a refused destination, if a policy or a limit caused the refusal.
-    pub(super) fn tell(&self, to: impl FnOnce() -> String, why: Refusal) {
+    pub(super) fn record(&self, to: impl FnOnce() -> String, why: Refusal) {
         if !why.is_decided() {
             return;
         }
@@ -58,14 +58,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_destination_is_there_once_and_the_newest_stay() {
+    fn destinations_are_listed_once_and_the_oldest_dropped() {
         let refusals = Refusals::default();
         for number in 0..100 {
-            refusals.tell(|| format!("h{number}:443"), Refusal::Unlisted);
+            refusals.record(|| format!("h{number}:443"), Refusal::Unlisted);
         }
-        refusals.tell(|| "h50:443".to_owned(), Refusal::Unlisted);
-        refusals.tell(|| "h50:443".to_owned(), Refusal::Denied);
-        refusals.tell(|| "far:443".to_owned(), Refusal::Unreachable);
+        refusals.record(|| "h50:443".to_owned(), Refusal::Unlisted);
+        refusals.record(|| "h50:443".to_owned(), Refusal::Denied);
+        refusals.record(|| "far:443".to_owned(), Refusal::Unreachable);
         let all = refusals.list();
         assert_eq!(all.len(), REMEMBERED);
         let seen = |to: &str| all.iter().filter(|refused| refused.to == to).count();

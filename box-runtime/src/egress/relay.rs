@@ -15,11 +15,11 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 /// Bytes read by one copy.
-const COPIED: usize = 16 << 10;
+const COPY_BYTES: usize = 16 << 10;
 /// Number of consecutive full copies after which a direction switches to a pipe.
-const MUCH: u32 = 4;
+const FULL_COPIES: u32 = 4;
 /// Requested capacity of a large pipe, if the kernel grants it.
-const PIPE: usize = 1 << 20;
+const PIPE_BYTES: usize = 1 << 20;
 /// Limit of large pipes per box.
 ///
 /// Data in a pipe occupies host memory until the peer reads it. Further pipes keep the kernel's
@@ -30,9 +30,9 @@ pub(super) const LARGE_PIPES: usize = 16;
 ///
 /// The kernel drops a redirected connection from its tracking table after a minute of silence if
 /// one side has shut down its sending half.
-const ASKED_AFTER: Duration = Duration::from_secs(30);
-const ASKED_EVERY: Duration = Duration::from_secs(15);
-const ASKED_TIMES: u32 = 4;
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_PROBES: u32 = 4;
 
 /// Receiver of byte counts. It can end the relay by returning an error.
 pub(crate) trait Count: Sync {
@@ -52,8 +52,8 @@ pub(crate) trait Count: Sync {
 /// has vanished sends nothing, so keepalive probes detect it while the relay waits for the other
 /// side.
 pub(crate) async fn relay(near: &TcpStream, far: &TcpStream, count: &impl Count) -> io::Result<()> {
-    ask_now_and_then(near)?;
-    ask_now_and_then(far)?;
+    enable_keepalive(near)?;
+    enable_keepalive(far)?;
     let both = async {
         let large = count.large_pipes();
         let out = pump(near, far, large, |bytes| count.sent(bytes));
@@ -68,11 +68,11 @@ pub(crate) async fn relay(near: &TcpStream, far: &TcpStream, count: &impl Count)
     }
 }
 
-fn ask_now_and_then(stream: &TcpStream) -> io::Result<()> {
+fn enable_keepalive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, ASKED_AFTER)?;
-    sockopt::set_tcp_keepintvl(stream, ASKED_EVERY)?;
-    Ok(sockopt::set_tcp_keepcnt(stream, ASKED_TIMES)?)
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    Ok(sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?)
 }
 
 /// Waits for a connection to break and returns its error.
@@ -94,7 +94,7 @@ async fn pump(
     moved: impl Fn(u64) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut full = 0;
-    while full < MUCH {
+    while full < FULL_COPIES {
         from.readable().await?;
         let (read, rest) = match copy(from, to) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
@@ -105,7 +105,7 @@ async fn pump(
         }
         write_all(to, &rest).await?;
         moved(read as u64)?;
-        full = if read == COPIED { full + 1 } else { 0 };
+        full = if read == COPY_BYTES { full + 1 } else { 0 };
     }
     through_pipe(from, to, large, moved).await
 }
@@ -114,7 +114,7 @@ async fn pump(
 ///
 /// The function is synchronous, so no connection holds a buffer while it waits.
 fn copy(from: &TcpStream, to: &TcpStream) -> io::Result<(usize, Vec<u8>)> {
-    let mut buffer = [0; COPIED];
+    let mut buffer = [0; COPY_BYTES];
     let read = from.try_read(&mut buffer)?;
     let bytes = &buffer[..read];
     if bytes.is_empty() {
@@ -148,11 +148,11 @@ async fn through_pipe(
     let large = large.try_acquire();
     if large.is_ok() {
         // A smaller pipe is sufficient.
-        let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE);
+        let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES);
     }
     loop {
         let held = from
-            .async_io(Interest::READABLE, || splice(from, &input, PIPE))
+            .async_io(Interest::READABLE, || splice(from, &input, PIPE_BYTES))
             .await?;
         if held == 0 {
             return end(to);
@@ -168,14 +168,14 @@ async fn through_pipe(
     }
 }
 
-fn splice(from: &TcpStream, pipe: &OwnedFd, most: usize) -> io::Result<usize> {
+fn splice(from: &TcpStream, pipe: &OwnedFd, max: usize) -> io::Result<usize> {
     let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-    Ok(rustix::pipe::splice(from, None, pipe, None, most, flags)?)
+    Ok(rustix::pipe::splice(from, None, pipe, None, max, flags)?)
 }
 
-fn splice_out(pipe: &OwnedFd, to: &TcpStream, most: usize) -> io::Result<usize> {
+fn splice_out(pipe: &OwnedFd, to: &TcpStream, max: usize) -> io::Result<usize> {
     let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-    match rustix::pipe::splice(pipe, None, to, None, most, flags)? {
+    match rustix::pipe::splice(pipe, None, to, None, max, flags)? {
         0 => Err(io::ErrorKind::WriteZero.into()),
         moved => Ok(moved),
     }
@@ -205,15 +205,15 @@ mod tests {
     use super::*;
 
     /// Byte counter that ignores the counts and permits one large pipe.
-    struct Nobody(Semaphore);
+    struct Uncounted(Semaphore);
 
-    impl Nobody {
+    impl Uncounted {
         fn new() -> Self {
             Self(Semaphore::new(1))
         }
     }
 
-    impl Count for Nobody {
+    impl Count for Uncounted {
         fn large_pipes(&self) -> &Semaphore {
             &self.0
         }
@@ -235,9 +235,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_said_all_may_listen_and_who_is_gone_is_noticed() {
+    async fn a_half_closed_side_still_receives_and_a_reset_ends_the_relay() {
         let ((mut guest, near), (far, mut host)) = (pair().await, pair().await);
-        let relayed = tokio::spawn(async move { relay(&near, &far, &Nobody::new()).await });
+        let relayed = tokio::spawn(async move { relay(&near, &far, &Uncounted::new()).await });
         guest.write_all(b"question").await.unwrap();
         guest.shutdown().await.unwrap();
         let mut asked = String::new();
@@ -246,7 +246,7 @@ mod tests {
         let mut answer = [0; 6];
         guest.read_exact(&mut answer).await.unwrap();
         assert_eq!((asked.as_str(), &answer), ("question", b"answer"));
-        assert!(!relayed.is_finished(), "the host may say more");
+        assert!(!relayed.is_finished(), "the host may send more");
         // The kernel does the same to a peer that does not answer keepalive probes.
         reset(guest);
         assert!(relayed.await.unwrap().is_err());
@@ -254,20 +254,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn much_goes_both_ways_although_there_is_one_large_pipe() {
+    async fn large_transfers_in_both_directions_work_with_one_large_pipe() {
         let ((guest, near), (far, host)) = (pair().await, pair().await);
-        let count = std::sync::Arc::new(Nobody::new());
+        let count = std::sync::Arc::new(Uncounted::new());
         let counted = std::sync::Arc::clone(&count);
         let relayed = tokio::spawn(async move { relay(&near, &far, &*counted).await });
-        let much: Vec<u8> = (0..8 << 20)
+        let data: Vec<u8> = (0..8 << 20)
             .map(|n| u8::try_from(n % 251).unwrap())
             .collect();
         let exchange = async |stream: TcpStream| {
             let (mut from, mut to) = stream.into_split();
-            let mut got = vec![0; much.len()];
-            let (sent, read) = tokio::join!(to.write_all(&much), from.read_exact(&mut got));
+            let mut got = vec![0; data.len()];
+            let (sent, read) = tokio::join!(to.write_all(&data), from.read_exact(&mut got));
             sent.and(read.map(drop)).unwrap();
-            assert!(got == much);
+            assert!(got == data);
             assert_eq!(count.0.available_permits(), 0, "in use by one of both");
             (from, to)
         };
@@ -277,13 +277,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_sides_are_asked_whether_they_are_there() {
+    async fn both_sides_have_keepalive_probes() {
         let ((guest, near), (far, host)) = (pair().await, pair().await);
         drop((guest, host));
-        relay(&near, &far, &Nobody::new()).await.unwrap();
+        relay(&near, &far, &Uncounted::new()).await.unwrap();
         for stream in [&near, &far] {
             assert!(sockopt::socket_keepalive(stream).unwrap());
-            assert_eq!(sockopt::tcp_keepidle(stream).unwrap(), ASKED_AFTER);
+            assert_eq!(sockopt::tcp_keepidle(stream).unwrap(), KEEPALIVE_IDLE);
         }
     }
 }

@@ -19,16 +19,16 @@ use super::connection::Arrival;
 use super::policy::Refusal;
 use super::{RETRY, Shared};
 
-/// Time limit for an admitted connection to arrive at the exit.
+/// Time limit for an admitted connection to arrive at the listener.
 ///
 /// Only the kernel is involved, so a connection that has not arrived by then was closed by its
 /// program during the dial.
-const ARRIVES: Duration = Duration::from_secs(5);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Held connections of one box.
 #[derive(Debug)]
-pub(super) struct Gate {
-    held: AsyncFd<box_sys::SynQueue>,
+pub(super) struct HeldConnections {
+    queue: AsyncFd<box_sys::SynQueue>,
     /// Admitted connections that have not arrived yet, by their mark.
     expected: Mutex<HashMap<u32, Expected>>,
     next: AtomicU32,
@@ -40,14 +40,14 @@ struct Expected {
     arrives: oneshot::Sender<TcpStream>,
 }
 
-impl Gate {
+impl HeldConnections {
     #[expect(
         deprecated,
-        reason = "sound for a gate, whose descriptor stays the same; the new way is `unsafe` for the sake of others"
+        reason = "sound for a queue, which keeps its descriptor; the replacement is `unsafe`"
     )]
-    pub(super) fn new(gate: box_sys::SynQueue) -> io::Result<Self> {
+    pub(super) fn new(queue: box_sys::SynQueue) -> io::Result<Self> {
         Ok(Self {
-            held: AsyncFd::with_interest(gate, Interest::READABLE)?,
+            queue: AsyncFd::with_interest(queue, Interest::READABLE)?,
             expected: Mutex::default(),
             next: AtomicU32::new(FIRST_MARK),
         })
@@ -87,17 +87,17 @@ impl Gate {
 ///
 /// Connections beyond the rate limit stay in the kernel's queue.
 pub(super) async fn hold(shared: Arc<Shared>) {
-    let Some(gate) = &shared.gate else {
+    let Some(held) = &shared.held else {
         return;
     };
-    while let Ok(mut ready) = gate.held.readable().await {
-        match ready.try_io(|held| held.get_ref().receive()) {
-            Ok(Ok(held)) => {
-                shared.pace.lock().await.wait().await;
-                shared.serve(Arrival::Held(Knock {
+    while let Ok(mut ready) = held.queue.readable().await {
+        match ready.try_io(|queue| queue.get_ref().receive()) {
+            Ok(Ok(syn)) => {
+                shared.rate_limit.lock().await.wait().await;
+                shared.serve(Arrival::Held(HeldConnection {
                     shared: Arc::clone(&shared),
-                    to: held.to,
-                    held: Some(held),
+                    to: syn.to,
+                    syn: Some(syn),
                 }));
                 tokio::task::coop::consume_budget().await;
             }
@@ -111,37 +111,37 @@ pub(super) async fn hold(shared: Arc<Shared>) {
 ///
 /// If it is dropped without a verdict, the kernel keeps holding it for the next owner of the box.
 #[derive(Debug)]
-pub(super) struct Knock {
+pub(super) struct HeldConnection {
     shared: Arc<Shared>,
     to: SocketAddr,
     /// The held packet, until the runtime gives a verdict.
-    held: Option<QueuedSyn>,
+    syn: Option<QueuedSyn>,
 }
 
-impl Knock {
+impl HeldConnection {
     /// Returns the destination.
     pub(super) fn to(&self) -> SocketAddr {
         self.to
     }
 
-    /// Admits the connection and accepts it at the exit.
+    /// Admits the connection and accepts it at the listener.
     ///
     /// Returns `None` if the program has given up.
-    pub(super) async fn let_in(&mut self) -> Option<TcpStream> {
+    pub(super) async fn admit(&mut self) -> Option<TcpStream> {
         let shared = Arc::clone(&self.shared);
-        let gate = shared.gate.as_ref()?;
-        let exit = shared.exits.get(usize::from(self.to.is_ipv6()))?;
-        let (mark, arrival) = gate.expect(self.to);
+        let held = shared.held.as_ref()?;
+        let listener = shared.listeners.get(usize::from(self.to.is_ipv6()))?;
+        let (mark, arrival) = held.expect(self.to);
         self.decide(Verdict::Pass(mark));
         // The kernel has usually completed the connection by now, which saves a wakeup.
-        if let Some(stream) = arrived_at(exit)
-            && let Some(stray) = gate.claim(stream)
+        if let Some(stream) = accept_ready(listener)
+            && let Some(other) = held.claim(stream)
         {
-            tokio::spawn(async move { shared.take_in(stray).await });
+            tokio::spawn(async move { shared.hand_over(other).await });
         }
-        let arrived = tokio::time::timeout(ARRIVES, arrival).await;
-        if let (Err(_), Some(gate)) = (&arrived, &self.shared.gate) {
-            gate.expected().remove(&mark);
+        let arrived = tokio::time::timeout(ARRIVAL_TIMEOUT, arrival).await;
+        if let (Err(_), Some(held)) = (&arrived, &self.shared.held) {
+            held.expected().remove(&mark);
         }
         arrived.ok()?.ok()
     }
@@ -152,14 +152,14 @@ impl Knock {
     }
 
     fn decide(&mut self, verdict: Verdict) {
-        if let (Some(held), Some(gate)) = (self.held.take(), &self.shared.gate) {
+        if let (Some(syn), Some(held)) = (self.syn.take(), &self.shared.held) {
             // A failed verdict means that the connection no longer exists.
-            let _ = gate.held.get_ref().decide(&held, verdict);
+            let _ = held.queue.get_ref().decide(&syn, verdict);
         }
     }
 }
 
-impl Drop for Knock {
+impl Drop for HeldConnection {
     fn drop(&mut self) {
         // A runtime that stops leaves the packet to its successor; a panic has no successor.
         if std::thread::panicking() {
@@ -171,12 +171,12 @@ impl Drop for Knock {
 /// Accepts a connection that has already arrived.
 ///
 /// The function polls first, because the box's init shares the socket and its non-blocking flag.
-fn arrived_at(exit: &TcpListener) -> Option<TcpStream> {
-    let mut is_there = [PollFd::new(exit, PollFlags::IN)];
-    if rustix::event::poll(&mut is_there, Some(&Timespec::default())).ok()? == 0 {
+fn accept_ready(listener: &TcpListener) -> Option<TcpStream> {
+    let mut polled = [PollFd::new(listener, PollFlags::IN)];
+    if rustix::event::poll(&mut polled, Some(&Timespec::default())).ok()? == 0 {
         return None;
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let accepted = rustix::net::accept_with(exit, flags).ok()?;
+    let accepted = rustix::net::accept_with(listener, flags).ok()?;
     TcpStream::from_std(accepted.into()).ok()
 }

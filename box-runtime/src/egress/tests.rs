@@ -8,9 +8,9 @@ use std::sync::Arc;
 use box_protocol::{Host, HostName, NetworkPolicy};
 
 use super::config::EgressConfig;
-use super::dial::{Asker, Dialler};
+use super::dial::{Dialler, LookupPermits};
 use super::policy::{Policies, Refusal};
-use super::{Names, dns};
+use super::{FakeIps, dns};
 
 fn policy(json: &str) -> Arc<NetworkPolicy> {
     Arc::new(serde_json::from_str(json).unwrap())
@@ -38,7 +38,12 @@ fn dialler(operator: &NetworkPolicy, hosts: &[(&str, &[&str])]) -> Dialler {
 async fn dialled(dialler: &Dialler, host: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
     let host: Host = host.parse().unwrap();
     dialler
-        .choose(&Asker::new(), &dialler.policies(&open()), &host, port)
+        .choose(
+            &LookupPermits::new(),
+            &dialler.policies(&open()),
+            &host,
+            port,
+        )
         .await
 }
 
@@ -49,7 +54,7 @@ fn addresses(list: &[&str]) -> Vec<IpAddr> {
 }
 
 #[tokio::test]
-async fn what_a_name_leads_to_is_decided_on_and_not_the_name_alone() {
+async fn the_addresses_of_a_name_are_checked_as_well_as_the_name() {
     let hosts: &[(&str, &[&str])] = &[
         ("good.test", &["93.184.216.34", "2606:2800::1"]),
         (
@@ -116,7 +121,7 @@ async fn what_a_name_leads_to_is_decided_on_and_not_the_name_alone() {
     assert_eq!(
         dialled(&of, "good.test", 443).await,
         Err(Refusal::OperatorUnlisted),
-        "an empty list is nobody"
+        "an empty list permits no destination"
     );
     let of = dialler(&policy(r#"{"deny":["93.184.0.0/16"]}"#), hosts);
     assert_eq!(
@@ -127,7 +132,7 @@ async fn what_a_name_leads_to_is_decided_on_and_not_the_name_alone() {
 }
 
 #[tokio::test]
-async fn a_name_that_changes_its_address_is_asked_about_again() {
+async fn a_name_with_a_new_address_is_checked_again() {
     let before = dialler(&open(), &[("turn.test", &["93.184.216.34"])]);
     assert!(dialled(&before, "turn.test", 80).await.is_ok());
     let after = dialler(&open(), &[("turn.test", &["127.0.0.1"])]);
@@ -138,9 +143,9 @@ async fn a_name_that_changes_its_address_is_asked_about_again() {
 }
 
 /// Deterministic pseudo-random numbers.
-struct Chance(u64);
+struct Rng(u64);
 
-impl Chance {
+impl Rng {
     fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -183,7 +188,7 @@ impl Chance {
 }
 
 /// Evaluates the test's allow list on raw bytes, independently of the tested code.
-fn allowed_by_eye(labels: &[Vec<u8>]) -> bool {
+fn expected_allowed(labels: &[Vec<u8>]) -> bool {
     let lower: Vec<Vec<u8>> = labels
         .iter()
         .map(|label| label.to_ascii_lowercase())
@@ -208,31 +213,33 @@ fn allowed_by_eye(labels: &[Vec<u8>]) -> bool {
 }
 
 #[test]
-fn of_a_million_names_exactly_the_allowed_ones_are_dialled_as_what_they_are() {
+fn exactly_the_allowed_names_of_a_million_pass() {
     const NAMES: usize = 1_000_000;
     const BATCH: usize = 10_000;
     let policies = Policies {
         operator: policy(r#"{"allow":["OK.com.","*.sub.ok.com"]}"#),
         own: open(),
     };
-    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
-    let (mut passed, mut names) = (0, Names::default());
+    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+    let (mut passed, mut names) = (0, FakeIps::default());
     for n in 0..NAMES {
         if n % BATCH == 0 {
-            names = Names::default();
+            names = FakeIps::default();
         }
-        let labels = chance.labels();
+        let labels = rng.labels();
         let mut message = vec![0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
         for label in &labels {
             message.push(u8::try_from(label.len()).unwrap());
             message.extend(label);
         }
         message.extend([0, 0, 1, 0, 1]);
-        let dns::Message::Asks(question) = dns::read(&message) else {
+        let dns::Message::Query(question) = dns::parse(&message) else {
             panic!("{labels:?}");
         };
-        let name = question.name.filter(|name| policies.may_ask(name).is_ok());
-        assert_eq!(name.is_some(), allowed_by_eye(&labels), "{labels:?}");
+        let name = question
+            .name
+            .filter(|name| policies.check_lookup(name).is_ok());
+        assert_eq!(name.is_some(), expected_allowed(&labels), "{labels:?}");
         let Some(name) = name else { continue };
         // The box's connection maps back to exactly this name, which is still allowed.
         let (v4, v6) = names.addresses_of(&name).unwrap();
@@ -243,7 +250,7 @@ fn of_a_million_names_exactly_the_allowed_ones_are_dialled_as_what_they_are() {
                 .map(|label| String::from_utf8(label.to_ascii_lowercase()).unwrap())
                 .collect();
             assert_eq!(host.to_string(), asked.join("."));
-            assert_eq!(policies.may_dial(&host, 443), Ok(()));
+            assert_eq!(policies.check_dial(&host, 443), Ok(()));
         }
         passed += 1;
     }
@@ -252,16 +259,16 @@ fn of_a_million_names_exactly_the_allowed_ones_are_dialled_as_what_they_are() {
 }
 
 #[tokio::test]
-async fn a_box_whose_names_take_long_to_find_leaves_room_for_another() {
+async fn slow_lookups_of_one_box_do_not_block_another() {
     let of = dialler(&open(), &[]);
-    let (greedy, other) = (Asker::new(), Asker::new());
+    let (greedy, other) = (LookupPermits::new(), LookupPermits::new());
     // The hosts file contains this name, so the resolver sends no query.
     let name = HostName::new("localhost").unwrap();
-    let places = greedy.fill().await;
+    let taken = greedy.take_all().await;
     let waits = of.exists(&greedy, &name);
     let soon = std::time::Duration::from_millis(300);
     assert!(tokio::time::timeout(soon, waits).await.is_err());
     assert!(of.exists(&other, &name).await.is_some());
-    drop(places);
+    drop(taken);
     assert!(of.exists(&greedy, &name).await.is_some());
 }

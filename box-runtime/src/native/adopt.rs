@@ -1,6 +1,15 @@
 //! Adoption of boxes of an earlier process by their directories and agents.
 //!
-//! The runtime gives up a box only when it is known to be dead. Other obstacles (no descriptors, no
+//! # Steps
+//! 1. The backend locks the state directory, so that no other process uses it.
+//! 2. [`list`] reads the record of each box. A box without a record was being started or stopped
+//!    when its process died; the backend ends it. A box with a record of another version stays for
+//!    that version.
+//! 3. [`reach`] thaws the box, connects to the agent's socket and learns the agent's identity from
+//!    the kernel. The agent sends a greeting with the descriptors of its box.
+//! 4. The backend verifies the descriptors and restores the quota of the workspace.
+//!
+//! The backend abandons a box only when it is known to be dead. Other obstacles (no descriptors, no
 //! memory, a stopped agent) may be temporary, so the box and its directory stay.
 
 use std::fs::File;
@@ -19,15 +28,14 @@ use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use super::quota::QuotaRecord;
-use super::state::{Kept, State};
+use super::state::{StateDir, StoredBox};
 use super::{Inner, readable};
 use crate::backend::{AdoptedBox, Readable, StartedBox};
 use crate::box_actor::carrier_limits;
 
 /// Greeting of an agent.
 ///
-/// It carries descriptors of the mount namespace, the shared memory slots and the sockets of the
-/// network exits.
+/// It carries descriptors of the mount namespace, the shared memory and the egress sockets.
 const GREETING: &[u8] = b"box1";
 
 /// First and longest delay between retries after a temporary failure.
@@ -47,38 +55,41 @@ pub(super) fn lock(root: &Path) -> io::Result<File> {
 }
 
 /// Boxes in the state directory, with and without a record.
-pub(super) struct Listed {
-    pub(super) known: Vec<AdoptedBox>,
-    pub(super) unknown: Vec<Uuid>,
+pub(super) struct FoundBoxes {
+    pub(super) recorded: Vec<AdoptedBox>,
+    pub(super) unrecorded: Vec<Uuid>,
 }
 
 /// Reads all records, one after the other, so that it needs one descriptor.
 ///
 /// A box with an unreadable directory stays for another process, and so does a box with a record
 /// that is not `is_readable`.
-pub(super) fn list(root: &Path, is_readable: Readable) -> io::Result<Listed> {
-    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+pub(super) fn list(root: &Path, is_readable: Readable) -> io::Result<FoundBoxes> {
+    let (mut recorded, mut unrecorded) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(root)? {
         let name = entry?.file_name();
         let id = name.to_str().and_then(|name| Uuid::try_parse(name).ok());
         let Some(id) = id.filter(|id| *name == *id.simple().to_string()) else {
             continue;
         };
-        match State::of(root, id).kept() {
-            Ok(Kept { record, .. }) if is_readable(&record) => {
-                known.push(AdoptedBox { id, record });
+        match StateDir::of(root, id).load() {
+            Ok(StoredBox { record, .. }) if is_readable(&record) => {
+                recorded.push(AdoptedBox { id, record });
             }
-            Ok(_) => left(id, io::ErrorKind::InvalidData),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => unknown.push(id),
-            Err(error) => left(id, error.kind()),
+            Ok(_) => log_skipped(id, io::ErrorKind::InvalidData),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => unrecorded.push(id),
+            Err(error) => log_skipped(id, error.kind()),
         }
     }
-    known.sort_by_key(|found| found.id);
-    Ok(Listed { known, unknown })
+    recorded.sort_by_key(|found| found.id);
+    Ok(FoundBoxes {
+        recorded,
+        unrecorded,
+    })
 }
 
-fn left(box_id: Uuid, kind: io::ErrorKind) {
-    tracing::warn!(%box_id, %kind, "a box of an earlier process cannot be taken over");
+fn log_skipped(box_id: Uuid, kind: io::ErrorKind) {
+    tracing::warn!(%box_id, %kind, "cannot adopt a box of an earlier process");
 }
 
 /// Adopted box with a connected agent.
@@ -93,10 +104,10 @@ pub(super) struct Reached {
 /// Returns `None` if the box is dead; its cgroups are then removed.
 pub(super) async fn reach(
     id: Uuid,
-    state: &State,
+    state: &StateDir,
     cgroups: &Arc<Cgroups>,
 ) -> io::Result<Option<Reached>> {
-    let Kept { sandbox, quota, .. } = state.kept()?;
+    let StoredBox { sandbox, quota, .. } = state.load()?;
     if let Some(group) = &sandbox.cgroup {
         // A paused agent cannot send a greeting. An error means that this machine cannot pause
         // boxes.
@@ -104,7 +115,7 @@ pub(super) async fn reach(
     }
     let stream = match state.connect() {
         // A healthy agent listens for the lifetime of its box.
-        Err(error) if nobody_listens(&error) => {
+        Err(error) if is_refused(&error) => {
             if !state.is_dead()? || sandbox.init()?.is_some() {
                 return Err(error);
             }
@@ -118,19 +129,19 @@ pub(super) async fn reach(
         stream => UnixStream::from_std(stream?)?,
     };
     let pidfd = sandbox.init_at(stream.as_fd())?;
-    let Handed {
+    let Greeting {
         mounts,
-        slots,
-        exits,
-    } = greeting(&stream).await?;
+        shm,
+        egress,
+    } = receive_greeting(&stream).await?;
     if !sandbox.is_mount_namespace(&mounts)? {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let backend_id = id.simple().to_string();
     let connection = unix::over(stream, &carrier_limits());
     let mut started = StartedBox::new(backend_id, connection);
-    started.spool = slots.and_then(super::slots::handed);
-    let sandbox = Sandbox::adopt(pidfd, mounts, exits, sandbox, Arc::clone(cgroups));
+    started.shm = shm.and_then(super::shm::verify);
+    let sandbox = Sandbox::adopt(pidfd, mounts, egress, sandbox, Arc::clone(cgroups));
     Ok(Some(Reached {
         sandbox,
         quota,
@@ -138,7 +149,7 @@ pub(super) async fn reach(
     }))
 }
 
-fn nobody_listens(error: &io::Error) -> bool {
+fn is_refused(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
@@ -146,43 +157,43 @@ fn nobody_listens(error: &io::Error) -> bool {
 }
 
 /// Descriptors from an agent's greeting.
-struct Handed {
+struct Greeting {
     mounts: OwnedFd,
-    slots: Option<OwnedFd>,
-    exits: Vec<OwnedFd>,
+    shm: Option<OwnedFd>,
+    egress: Vec<OwnedFd>,
 }
 
-async fn greeting(stream: &UnixStream) -> io::Result<Handed> {
-    let mut word = [0; GREETING.len()];
-    let receive = || box_sys::receive(stream.as_fd(), &mut word);
+async fn receive_greeting(stream: &UnixStream) -> io::Result<Greeting> {
+    let mut text = [0; GREETING.len()];
+    let receive = || box_sys::receive(stream.as_fd(), &mut text);
     let received = stream.async_io(Interest::READABLE, receive).await?;
     let (length, fds) = received.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut fds = fds.into_iter();
-    let (Some(mounts), true) = (fds.next(), word.get(..length) == Some(GREETING)) else {
+    let (Some(mounts), true) = (fds.next(), text.get(..length) == Some(GREETING)) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
     let is_socket = |fd: &OwnedFd| {
         let stat = rustix::fs::fstat(fd);
         stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
     };
-    let (exits, mut others): (Vec<_>, Vec<_>) = fds.partition(is_socket);
-    Ok(Handed {
+    let (egress, mut others): (Vec<_>, Vec<_>) = fds.partition(is_socket);
+    Ok(Greeting {
         mounts,
-        slots: others.pop(),
-        exits,
+        shm: others.pop(),
+        egress,
     })
 }
 
 /// Kills an unreached box, waits for all its processes and removes its directory.
 ///
 /// The wait has no timeout. An error means that the process of the box cannot be identified.
-pub(super) async fn end(state: State, cgroups: Arc<Cgroups>) -> io::Result<()> {
-    let Kept { sandbox, .. } = state.kept()?;
+pub(super) async fn end(state: StateDir, cgroups: Arc<Cgroups>) -> io::Result<()> {
+    let StoredBox { sandbox, .. } = state.load()?;
     let pidfd = match sandbox.init()? {
         Some(pidfd) => Some(pidfd),
         None => match state.connect() {
             Ok(stream) => Some(sandbox.init_at(stream.as_fd())?),
-            Err(error) if nobody_listens(&error) && state.is_dead()? => None,
+            Err(error) if is_refused(&error) && state.is_dead()? => None,
             Err(error) => return Err(error),
         },
     };
@@ -215,9 +226,9 @@ fn kill(pidfd: &OwnedFd) -> io::Result<()> {
 ///
 /// Its runtime died during the start or stop of the box, so the box ends by itself. Its directory
 /// stays until all its processes are gone.
-pub(super) async fn clear(of: Weak<Inner>, state: State) {
+pub(super) async fn remove_when_dead(of: Weak<Inner>, state: StateDir) {
     let mut pause = FIRST_PAUSE;
-    while of.strong_count() > 0 && !cleared(&state) {
+    while of.strong_count() > 0 && !remove_if_dead(&state) {
         tokio::time::sleep(pause).await;
         pause = (2 * pause).min(LONGEST_PAUSE);
     }
@@ -227,13 +238,13 @@ pub(super) async fn clear(of: Weak<Inner>, state: State) {
 ///
 /// An agent that still listens is killed if the kernel identifies it by a pidfd. Without a record,
 /// a process id alone could belong to another process.
-pub(super) fn cleared(state: &State) -> bool {
+pub(super) fn remove_if_dead(state: &StateDir) -> bool {
     let dead = match state.connect() {
         Ok(stream) => {
             let _ = box_sys::peer_pidfd(stream.as_fd()).and_then(|pidfd| kill(&pidfd));
             false
         }
-        Err(error) => nobody_listens(&error) && matches!(state.is_dead(), Ok(true)),
+        Err(error) => is_refused(&error) && matches!(state.is_dead(), Ok(true)),
     };
     if dead {
         state.remove();

@@ -21,10 +21,10 @@ use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 /// Limits for one artifact and for all artifacts of a box.
-const FILES: usize = 2_048;
+const MAX_FILES: usize = 2_048;
 const BYTES: u64 = 256 << 20;
 const MANIFEST_BYTES: u64 = 4 << 20;
-const ARTIFACTS: usize = 256;
+const MAX_ARTIFACTS: usize = 256;
 
 /// Supported manifest algorithm.
 const ALGORITHM: &str = "sha256-tree-v1";
@@ -53,34 +53,37 @@ struct Entry {
 }
 
 /// Copied directories by mount path.
-pub(super) type Copies = HashMap<String, OwnedFd>;
+pub(super) type ArtifactCopies = HashMap<String, OwnedFd>;
 
-/// Copies all mounts with a digest into `place`, which is created if needed.
-pub(super) async fn copy_all(mounts: &[BoxMountSpec], place: &Path) -> Result<Copies, BoxError> {
-    let known = mounts.iter().filter(|mount| mount.is_content_addressed());
-    let (known, place): (Vec<_>, _) = (known.cloned().collect(), place.to_owned());
-    if known.is_empty() {
-        return Ok(Copies::new());
+/// Copies all mounts with a digest into `dir`, which is created if needed.
+pub(super) async fn copy_artifacts(
+    mounts: &[BoxMountSpec],
+    dir: &Path,
+) -> Result<ArtifactCopies, BoxError> {
+    let artifacts = mounts.iter().filter(|mount| mount.is_content_addressed());
+    let (artifacts, dir): (Vec<_>, _) = (artifacts.cloned().collect(), dir.to_owned());
+    if artifacts.is_empty() {
+        return Ok(ArtifactCopies::new());
     }
     let copying = move || {
-        let copied = known.into_iter().map(|mount| {
+        let copied = artifacts.into_iter().map(|mount| {
             let source = super::plan::open("extra_mounts", &mount.host_path)?;
-            let copy = copy(&mount, source.as_fd(), &place).map_err(in_words)?;
+            let copy = copy(&mount, source.as_fd(), &dir).map_err(unusable)?;
             Ok((mount.mount_path, copy))
         });
         copied.collect()
     };
     let copied = tokio::task::spawn_blocking(copying).await;
-    copied.map_err(|_| BoxError::internal("a mount failed unexpectedly"))?
+    copied.map_err(|_| BoxError::internal("artifact copy task failed"))?
 }
 
-fn in_words(why: impl AsRef<str>) -> BoxError {
+fn unusable(why: impl AsRef<str>) -> BoxError {
     BoxError::validation(format!("{ARTIFACT_UNUSABLE}: {}", why.as_ref()))
 }
 
-type Why = String;
+type Reason = String;
 
-fn copy(mount: &BoxMountSpec, source: BorrowedFd<'_>, place: &Path) -> Result<OwnedFd, Why> {
+fn copy(mount: &BoxMountSpec, source: BorrowedFd<'_>, dir: &Path) -> Result<OwnedFd, Reason> {
     let digest = mount.content_digest.as_deref().unwrap_or_default();
     let path = mount.manifest_path.as_deref().unwrap_or_default();
     let manifest = Manifest::load(path)?;
@@ -88,24 +91,24 @@ fn copy(mount: &BoxMountSpec, source: BorrowedFd<'_>, place: &Path) -> Result<Ow
         return Err("Artifact manifest does not match content_digest".to_owned());
     }
     let failed = |error: io::Error| format!("Artifact cannot be copied: {}", error.kind());
-    let target = place.join(digest.trim_start_matches("sha256:"));
+    let target = dir.join(digest.trim_start_matches("sha256:"));
     if !target.is_dir() {
-        make_dir(place, 0o700).map_err(failed)?;
-        let (artifacts, bytes) = held(place).map_err(failed)?;
-        if artifacts >= ARTIFACTS || bytes.saturating_add(manifest.total_bytes) > BYTES {
+        make_dir(dir, 0o700).map_err(failed)?;
+        let (artifacts, bytes) = usage(dir).map_err(failed)?;
+        if artifacts >= MAX_ARTIFACTS || bytes.saturating_add(manifest.total_bytes) > BYTES {
             return Err("Immutable artifact cache limit reached; acquire a new Box".to_owned());
         }
         // A copy gets its final name only when it is complete.
-        let begun = Staging(place.join(Uuid::now_v7().simple().to_string()));
-        manifest.copy_to(source, &begun.0)?;
-        std::fs::rename(&begun.0, &target).map_err(failed)?;
+        let staging = Staging(dir.join(Uuid::now_v7().simple().to_string()));
+        manifest.copy_to(source, &staging.0)?;
+        std::fs::rename(&staging.0, &target).map_err(failed)?;
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(&target, flags, Mode::empty()).map_err(|error| failed(error.into()))
 }
 
 impl Manifest {
-    fn load(path: &str) -> Result<Self, Why> {
+    fn load(path: &str) -> Result<Self, Reason> {
         let unreadable = |_| "Artifact manifest cannot be read".to_owned();
         // Non-blocking, so that a FIFO at this path cannot block the runtime.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -133,12 +136,12 @@ impl Manifest {
         Ok(manifest)
     }
 
-    fn check(&self) -> Result<(), Why> {
+    fn check(&self) -> Result<(), Reason> {
         let wrong = |what: &str| Err(format!("Artifact manifest {what}"));
         if self.algorithm != ALGORITHM {
             return wrong("uses an unsupported algorithm");
         }
-        if self.files.len() > FILES {
+        if self.files.len() > MAX_FILES {
             return wrong("contains too many files");
         }
         let mut paths = BTreeSet::new();
@@ -159,12 +162,12 @@ impl Manifest {
         Ok(())
     }
 
-    fn digest(&self) -> Result<String, Why> {
+    fn digest(&self) -> Result<String, Reason> {
         let text = serde_json::to_vec(self).map_err(|error| error.to_string())?;
         Ok(format!("sha256:{}", hex(&Sha256::digest(text))))
     }
 
-    fn copy_to(&self, source: BorrowedFd<'_>, target: &Path) -> Result<(), Why> {
+    fn copy_to(&self, source: BorrowedFd<'_>, target: &Path) -> Result<(), Reason> {
         let failed = |error: io::Error| format!("Artifact cannot be copied: {}", error.kind());
         make_dir(target, 0o755).map_err(failed)?;
         let paths = self.files.iter().map(|file| Path::new(&file.path));
@@ -188,8 +191,8 @@ impl Entry {
     /// Copies the file; returns whether it matches the manifest.
     fn copy(&self, source: BorrowedFd<'_>, target: &Path) -> io::Result<bool> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let lease = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let Ok(from) = rustix::fs::openat2(source, &self.path, flags, Mode::empty(), lease) else {
+        let links = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let Ok(from) = rustix::fs::openat2(source, &self.path, flags, Mode::empty(), links) else {
             return Ok(false);
         };
         let from = File::from(from);
@@ -245,13 +248,13 @@ fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// Returns the number of artifacts in a directory and their total size.
-fn held(place: &Path) -> io::Result<(usize, u64)> {
+fn usage(dir: &Path) -> io::Result<(usize, u64)> {
     let (mut artifacts, mut bytes) = (0, 0);
-    let mut directories = vec![place.to_owned()];
+    let mut directories = vec![dir.to_owned()];
     while let Some(directory) = directories.pop() {
         for entry in std::fs::read_dir(&directory)? {
             let entry = entry?;
-            artifacts += usize::from(directory == place);
+            artifacts += usize::from(directory == dir);
             let metadata = entry.metadata()?;
             if metadata.is_dir() {
                 directories.push(entry.path());
@@ -316,14 +319,14 @@ fn sweep(root: &Path) {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Ok(place) = rustix::fs::open(entry.path(), flags, Mode::empty()) else {
+        let Ok(directory) = rustix::fs::open(entry.path(), flags, Mode::empty()) else {
             continue;
         };
-        let place = File::from(place);
-        let mine = place
+        let directory = File::from(directory);
+        let mine = directory
             .metadata()
             .is_ok_and(|metadata| ours == 0 || metadata.uid() == ours);
-        if mine && rustix::fs::flock(&place, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        if mine && rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::NativeConfig;
-use super::artifacts::Copies;
+use super::artifacts::ArtifactCopies;
 use crate::backend::StartRequest;
 
 /// User and group id of the guest inside every box.
@@ -21,13 +21,13 @@ const HOSTNAME_BYTES: usize = 63;
 
 /// Host path mounted into a box.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct HostMount {
     pub(super) path: String,
     pub(super) source: OwnedFd,
     pub(super) writable: bool,
 }
 
-impl AsRef<Path> for Given {
+impl AsRef<Path> for HostMount {
     fn as_ref(&self) -> &Path {
         Path::new(&self.path)
     }
@@ -36,22 +36,22 @@ impl AsRef<Path> for Given {
 /// Returns the plan of a box, its mounted host paths and its root type.
 ///
 /// Mounts with a digest use their copies.
-pub(super) fn of(
+pub(super) fn build(
     request: &StartRequest<'_>,
     config: &NativeConfig,
-    copies: &mut Copies,
-) -> Result<(SandboxPlan, Vec<Given>, &'static str), BoxError> {
+    copies: &mut ArtifactCopies,
+) -> Result<(SandboxPlan, Vec<HostMount>, &'static str), BoxError> {
     let spec = request.spec;
     let (name, home) = request.guest();
     let (root, rootfs) = root(spec, config)?;
-    let (mut mounts, mut given) = (Vec::new(), Vec::new());
+    let (mut mounts, mut host_mounts) = (Vec::new(), Vec::new());
     if let Some(host_path) = spec
         .host_path
         .as_deref()
         .filter(|_| spec.mounts_host_path())
     {
         let writable = spec.host_path_mode == HostPathMode::Rw;
-        given.push(Given {
+        host_mounts.push(HostMount {
             path: host_path.to_owned(),
             source: open("host_path", host_path)?,
             writable,
@@ -63,8 +63,8 @@ pub(super) fn of(
         });
     }
     for extra in &spec.extra_mounts {
-        if let Some((mount, source)) = mount(extra, given.len(), copies)? {
-            given.push(Given {
+        if let Some((mount, source)) = mount(extra, host_mounts.len(), copies)? {
+            host_mounts.push(HostMount {
                 path: extra.host_path.clone(),
                 source,
                 writable: mount.writable,
@@ -99,8 +99,9 @@ pub(super) fn of(
         owned: !config.outlive,
         ..SandboxPlan::default()
     };
-    plan.validate().map_err(|error| super::in_words(&error))?;
-    Ok((plan, given, rootfs))
+    plan.validate()
+        .map_err(|error| super::sandbox_error(&error))?;
+    Ok((plan, host_mounts, rootfs))
 }
 
 /// Returns the host name of a box: its name in valid characters, or the default.
@@ -136,8 +137,8 @@ fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), B
         Some(directory) => Ok((Root::Directory(directory.clone()), "image")),
         None if config.strict_images => {
             let problem = match spec.image {
-                Some(_) => "image is not one of the configured images",
-                None => "image must be named, because images.strict is set",
+                Some(_) => "image: not one of the configured images",
+                None => "image: must be set, because images.strict is set",
             };
             Err(BoxError::unsupported(problem).with_detail(&Detail::of_field("image")))
         }
@@ -149,7 +150,7 @@ fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), B
 pub(super) fn mount(
     spec: &BoxMountSpec,
     n: usize,
-    copies: &mut Copies,
+    copies: &mut ArtifactCopies,
 ) -> Result<Option<(Mount, OwnedFd)>, BoxError> {
     if spec.mode == HostPathMode::None {
         return Ok(None);
@@ -168,9 +169,10 @@ pub(super) fn mount(
 
 /// Returns the directories to create for the guest: workspace and requested ones.
 fn dirs(spec: &BoxSpec) -> Vec<PathBuf> {
-    let asked = spec.dirs.iter().flatten().map(String::as_str);
-    let all = [box_protocol::DEFAULT_MOUNT_PATH, &spec.mount_path];
-    let mut dirs: Vec<PathBuf> = all.into_iter().chain(asked).map(PathBuf::from).collect();
+    let requested = spec.dirs.iter().flatten().map(String::as_str);
+    let always = [box_protocol::DEFAULT_MOUNT_PATH, &spec.mount_path];
+    let all = always.into_iter().chain(requested);
+    let mut dirs: Vec<PathBuf> = all.map(PathBuf::from).collect();
     dirs.sort();
     dirs.dedup();
     dirs.retain(|dir| !["/tmp", "/var/tmp"].iter().any(|tmp| dir == Path::new(tmp)));
@@ -191,9 +193,9 @@ pub(super) fn open(field: &'static str, path: &str) -> Result<OwnedFd, BoxError>
     );
     opened.map_err(|error| {
         let why = match error {
-            Errno::NOENT | Errno::NOTDIR => "is not there",
-            Errno::LOOP => "leads through a symbolic link",
-            Errno::ACCESS => "may not be read",
+            Errno::NOENT | Errno::NOTDIR => "does not exist",
+            Errno::LOOP => "contains a symbolic link",
+            Errno::ACCESS => "is not readable by the server",
             _ => "cannot be opened",
         };
         BoxError::from(Invalid::new(field, why))
@@ -205,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_has_the_name_of_its_box_as_far_as_it_may() {
+    fn the_host_name_is_the_name_of_the_box_in_valid_characters() {
         for (name, host) in [
             ("work", "work"),
             ("My_Box.2", "My-Box-2"),

@@ -24,20 +24,20 @@ use box_sys::walk::Size;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use super::living::Living;
-use super::plan::Given;
+use super::live_box::LiveBox;
+use super::plan::HostMount;
 
 /// Intervals between measurements, while a directory grows and otherwise.
-const OFTEN: Duration = Duration::from_millis(10);
-const SELDOM: Duration = Duration::from_millis(100);
+const FAST_INTERVAL: Duration = Duration::from_millis(10);
+const SLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Bytes of quota per file, which limits the number of empty files.
-const ENTRY: u64 = 512;
+const BYTES_PER_ENTRY: u64 = 512;
 
 /// Limit of concurrent directory scans to set up a quota.
 ///
 /// Each scan occupies a thread until it has visited all files.
-static GOING_THROUGH: Semaphore = Semaphore::const_new(4);
+static SCANS: Semaphore = Semaphore::const_new(4);
 
 /// Writable directories of a box and their total limit.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Quota {
 #[derive(Debug)]
 struct Directory {
     open: OwnedFd,
-    known_as: KnownAs,
+    id: DirectoryId,
     /// Present if the file system enforces the quota.
     kernel: Option<DirectoryQuota>,
 }
@@ -58,18 +58,18 @@ struct Directory {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct QuotaRecord {
     bytes: u64,
-    directories: Vec<KnownAs>,
+    directories: Vec<DirectoryId>,
 }
 
 /// Identity of a directory and its path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct KnownAs {
+struct DirectoryId {
     path: String,
     device: u64,
     inode: u64,
 }
 
-impl KnownAs {
+impl DirectoryId {
     fn of(path: &str, open: &OwnedFd) -> io::Result<Self> {
         let stat = rustix::fs::fstat(open)?;
         Ok(Self {
@@ -84,21 +84,21 @@ impl Quota {
     /// Creates the quota of a box; in force at once where the file system supports it.
     ///
     /// Returns `None` if the box has no writable host directory.
-    pub(super) async fn of(bytes: u64, given: &[Given]) -> io::Result<Option<Self>> {
-        let mut found: Vec<(KnownAs, OwnedFd)> = Vec::new();
-        let writable: Vec<&Given> = given.iter().filter(|one| one.writable).collect();
-        for one in box_sys::walk::outermost(&writable) {
-            let open = match box_sys::walk::open_in(&one.source, c".") {
+    pub(super) async fn of(bytes: u64, host_mounts: &[HostMount]) -> io::Result<Option<Self>> {
+        let mut found: Vec<(DirectoryId, OwnedFd)> = Vec::new();
+        let writable: Vec<_> = host_mounts.iter().filter(|mount| mount.writable).collect();
+        for mount in box_sys::walk::outermost(&writable) {
+            let open = match box_sys::walk::open_in(&mount.source, c".") {
                 // `RLIMIT_FSIZE` limits a single file to the whole quota.
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => continue,
                 open => open?,
             };
-            let known_as = KnownAs::of(&one.path, &open)?;
-            let is_same = |(other, _): &(KnownAs, _)| {
-                (other.device, other.inode) == (known_as.device, known_as.inode)
+            let id = DirectoryId::of(&mount.path, &open)?;
+            let is_same = |(other, _): &(DirectoryId, _)| {
+                (other.device, other.inode) == (id.device, id.inode)
             };
             if !found.iter().any(is_same) {
-                found.push((known_as, open));
+                found.push((id, open));
             }
         }
         if found.is_empty() {
@@ -110,45 +110,45 @@ impl Quota {
     /// Restores the quota of an adopted box.
     ///
     /// A directory that is no longer at its path is an error.
-    pub(super) async fn again(record: &QuotaRecord) -> io::Result<Self> {
+    pub(super) async fn restore(record: &QuotaRecord) -> io::Result<Self> {
         let mut found = Vec::new();
-        for known_as in &record.directories {
-            let open = box_sys::walk::open(&known_as.path)?;
-            if KnownAs::of(&known_as.path, &open)? != *known_as {
+        for id in &record.directories {
+            let open = box_sys::walk::open(&id.path)?;
+            if DirectoryId::of(&id.path, &open)? != *id {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            found.push((known_as.clone(), open));
+            found.push((id.clone(), open));
         }
         Self::over(record.bytes, found).await
     }
 
-    async fn over(bytes: u64, found: Vec<(KnownAs, OwnedFd)>) -> io::Result<Self> {
+    async fn over(bytes: u64, found: Vec<(DirectoryId, OwnedFd)>) -> io::Result<Self> {
         let mut directories = Vec::new();
-        for (known_as, open) in found {
+        for (id, open) in found {
             // The thread stops when the caller stops waiting.
             let waiting = Arc::new(());
             let limited = (open.try_clone()?, Arc::downgrade(&waiting));
-            let place = GOING_THROUGH.acquire().await;
+            let permit = SCANS.acquire().await;
             let set = move || {
-                let ((directory, wanted), _place) = (limited, place);
-                let wanted = || wanted.strong_count() > 0;
-                DirectoryQuota::set(directory.as_fd(), bytes, bytes / ENTRY, wanted)
+                let ((directory, waiting), _permit) = (limited, permit);
+                let is_wanted = || waiting.strong_count() > 0;
+                DirectoryQuota::set(directory.as_fd(), bytes, bytes / BYTES_PER_ENTRY, is_wanted)
             };
             directories.push(Directory {
                 open,
-                known_as,
+                id,
                 kernel: tokio::task::spawn_blocking(set).await?.ok(),
             });
         }
         Ok(Self { directories, bytes })
     }
 
-    /// Returns the record for [`again`](Self::again).
+    /// Returns the record for [`restore`](Self::restore).
     pub(super) fn record(&self) -> QuotaRecord {
-        let known_as = |directory: &Directory| directory.known_as.clone();
+        let id = |directory: &Directory| directory.id.clone();
         QuotaRecord {
             bytes: self.bytes,
-            directories: self.directories.iter().map(known_as).collect(),
+            directories: self.directories.iter().map(id).collect(),
         }
     }
 
@@ -165,16 +165,16 @@ impl Quota {
 
     fn exceeded(&self, size: &Size) -> BoxError {
         let more = if size.bytes > self.bytes {
-            "; the box was ended".to_owned()
+            "; the runtime ended the box".to_owned()
         } else {
-            let files = self.bytes / ENTRY;
-            format!(" hold at most {files} files; the box was ended")
+            let files = self.bytes / BYTES_PER_ENTRY;
+            format!(" hold at most {files} files; the runtime ended the box")
         };
         with_end(quota_exceeded(self.bytes >> 20, &more), Ended::Quota)
     }
 
     fn allows(&self, size: &Size) -> bool {
-        size.bytes.max(size.entries.saturating_mul(ENTRY)) <= self.bytes
+        size.bytes.max(size.entries.saturating_mul(BYTES_PER_ENTRY)) <= self.bytes
     }
 
     /// Measures the directories, and stops early once the quota is exceeded.
@@ -193,16 +193,16 @@ impl Quota {
     }
 
     /// Measures until the box is gone or exceeds its quota.
-    pub(super) async fn watch(self: Arc<Self>, living: Weak<Living>) {
+    pub(super) async fn watch(self: Arc<Self>, live_box: Weak<LiveBox>) {
         let (mut last, mut cpu) = (Size::default(), None);
-        let mut rest = OFTEN;
+        let mut interval = FAST_INTERVAL;
         loop {
-            tokio::time::sleep(rest).await;
-            let Some(living) = living.upgrade() else {
+            tokio::time::sleep(interval).await;
+            let Some(live_box) = live_box.upgrade() else {
                 return;
             };
-            rest = SELDOM;
-            let used = living.sandbox.usage().cpu;
+            interval = SLOW_INTERVAL;
+            let used = live_box.sandbox.usage().cpu;
             if used.is_some() && used == cpu {
                 continue;
             }
@@ -212,18 +212,18 @@ impl Quota {
                 return;
             };
             let Ok(size) = measured else {
-                living.end_for(unwatched());
+                live_box.kill_with(unmeasurable());
                 return;
             };
-            *living.disk() = Some(size.bytes);
+            *live_box.disk() = Some(size.bytes);
             // This check also applies to kernel quotas, because a box with a parent of this
             // directory may have removed the limit.
             if !self.allows(&size) {
-                living.end_for(self.exceeded(&size));
+                live_box.kill_with(self.exceeded(&size));
                 return;
             }
             if size != last {
-                rest = OFTEN;
+                interval = FAST_INTERVAL;
             }
             last = size;
         }
@@ -231,9 +231,9 @@ impl Quota {
 }
 
 /// Returns the error of a box with a quota that cannot be measured any more.
-pub(super) fn unwatched() -> BoxError {
+pub(super) fn unmeasurable() -> BoxError {
     let message =
-        "workspace_quota_mb: the workspace cannot be measured any more; the box was ended";
+        "workspace_quota_mb: the workspace can no longer be measured; the runtime ended the box";
     let error = BoxError::unavailable(message).with_detail(&Detail::about(Subject::Disk));
     with_end(error, Ended::Quota)
 }

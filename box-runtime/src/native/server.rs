@@ -9,7 +9,7 @@ use box_sys::{Error, ForkServer, ServerConfig};
 use tokio::sync::Mutex;
 
 use super::NativeConfig;
-use super::error::in_words;
+use super::error::sandbox_error;
 use crate::backend::Availability;
 
 #[derive(Debug)]
@@ -28,38 +28,43 @@ impl Server {
 
     /// Returns the fork server, and starts it if needed.
     pub(super) async fn running(&self) -> Result<Arc<ForkServer>, BoxError> {
-        self.found().await.map_err(|error| in_words(&error))
+        self.get_or_start()
+            .await
+            .map_err(|error| sandbox_error(&error))
     }
 
-    async fn found(&self) -> Result<Arc<ForkServer>, Error> {
+    async fn get_or_start(&self) -> Result<Arc<ForkServer>, Error> {
         if let Some(server) = &*self.running.lock().await
             && is_alive(server)
         {
             return Ok(Arc::clone(server));
         }
         // A separate task completes the start even if the caller stops waiting.
-        let starting = tokio::spawn(started(Arc::clone(&self.running), self.config.clone()));
+        let starting = tokio::spawn(running_or_new(
+            Arc::clone(&self.running),
+            self.config.clone(),
+        ));
         starting.await.map_err(|_| Error::ServerGone)?
     }
 
     /// Returns the features of this machine, which a started server reports.
     pub(super) async fn availability(&self) -> Availability {
-        match self.found().await {
+        match self.get_or_start().await {
             Ok(server) => Availability::Available {
                 degraded: Vec::new(),
                 missing: server.primitives().missing(),
             },
             Err(Error::Unavailable(what)) => Availability::Unavailable {
-                reason: "this machine lacks what a box cannot be without".into(),
+                reason: "this machine lacks features that boxes require".into(),
                 missing: what.split(", ").map(str::to_owned).collect(),
             },
-            Err(error) => Availability::unavailable(in_words(&error).message()),
+            Err(error) => Availability::unavailable(sandbox_error(&error).message()),
         }
     }
 }
 
 /// Returns the running server, or starts one.
-async fn started(
+async fn running_or_new(
     running: Arc<Mutex<Option<Arc<ForkServer>>>>,
     config: NativeConfig,
 ) -> Result<Arc<ForkServer>, Error> {

@@ -23,7 +23,7 @@ const LOGS: &str = "logs";
 
 /// Persistent data of a box: its kernel objects and the runtime's record.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct StoredBox {
     pub(super) sandbox: SandboxRecord,
     pub(super) quota: Option<QuotaRecord>,
     pub(super) record: String,
@@ -34,9 +34,9 @@ pub(super) struct Kept {
 /// The backend removes it only once the box is known to be gone, because it is the only way to
 /// reach a live box.
 #[derive(Debug)]
-pub(super) struct State(PathBuf);
+pub(super) struct StateDir(PathBuf);
 
-impl State {
+impl StateDir {
     /// Creates the directory and a bound socket for the agent.
     ///
     /// The agent itself calls `listen`, so that the kernel reports the agent as the peer of a
@@ -94,12 +94,12 @@ impl State {
     }
 
     /// Replaces the record atomically, so that a reader always finds a complete one.
-    pub(super) fn keep(&self, kept: &Kept) -> io::Result<()> {
-        let (fresh, place) = (self.0.join("box.json.new"), self.0.join("box.json"));
+    pub(super) fn store(&self, stored: &StoredBox) -> io::Result<()> {
+        let (temporary, target) = (self.0.join("box.json.new"), self.0.join("box.json"));
         let mut options = std::fs::OpenOptions::new();
         let options = options.write(true).create(true).truncate(true).mode(0o600);
-        serde_json::to_writer(options.open(&fresh)?, kept)?;
-        std::fs::rename(fresh, place)
+        serde_json::to_writer(options.open(&temporary)?, stored)?;
+        std::fs::rename(temporary, target)
     }
 
     /// Removes the record, so that no process adopts the box.
@@ -108,12 +108,12 @@ impl State {
     }
 
     /// Returns whether a record exists or may exist.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(super) fn has_record(&self) -> bool {
         self.0.join("box.json").try_exists().unwrap_or(true)
     }
 
     /// Reads the record.
-    pub(super) fn kept(&self) -> io::Result<Kept> {
+    pub(super) fn load(&self) -> io::Result<StoredBox> {
         Ok(serde_json::from_slice(&std::fs::read(
             self.0.join("box.json"),
         )?)?)
@@ -153,21 +153,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_reached_however_long_the_path_to_it_is() {
+    fn a_socket_with_a_long_path_can_be_connected() {
         let root = tempfile::tempdir().unwrap();
         let deep = root.path().join("long/".repeat(40));
         std::fs::create_dir_all(&deep).unwrap();
-        let (state, socket) = State::new(&deep, Uuid::now_v7()).unwrap();
+        let (state, socket) = StateDir::new(&deep, Uuid::now_v7()).unwrap();
         rustix::net::listen(&socket, 1).unwrap();
         assert!(state.connect().is_ok());
         assert!(state.0.join("agent.sock").exists());
     }
 
     #[test]
-    fn a_box_is_dead_once_nobody_has_its_logs() {
+    fn a_box_is_dead_once_no_process_has_its_log_file() {
         let root = tempfile::tempdir().unwrap();
-        let (state, _socket) = State::new(root.path(), Uuid::now_v7()).unwrap();
-        assert!(state.is_dead().unwrap(), "nothing was asked for yet");
+        let (state, _socket) = StateDir::new(root.path(), Uuid::now_v7()).unwrap();
+        assert!(state.is_dead().unwrap(), "no box was started");
         let logs = state.logs().unwrap();
         let of_the_box = logs.try_clone().unwrap();
         drop(logs);

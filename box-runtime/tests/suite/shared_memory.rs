@@ -63,7 +63,7 @@ impl Backend for SharedMemoryBackend {
             .await
             .push(Session::start(far, router, options));
         let slots = self.0.slots.try_clone().unwrap();
-        Ok(StartedBox::new("slotted", near).with_spool(ShmPool::new(slots)))
+        Ok(StartedBox::new("slotted", near).with_shm(ShmPool::new(slots)))
     }
 
     async fn alive(&self, _: Uuid) -> bool {

@@ -61,7 +61,7 @@ async fn a_source_that_is_not_there_or_a_link_is_refused_without_its_path() {
         let dir = machine.directory();
         std::fs::create_dir(dir.path().join("real")).unwrap();
         std::os::unix::fs::symlink("real", dir.path().join("link")).unwrap();
-        for (name, why) in [("nothing", "is not there"), ("link", "symbolic link")] {
+        for (name, why) in [("nothing", "does not exist"), ("link", "symbolic link")] {
             let asked = spec(json!({"box_id": name, "host_path": dir.path().join(name),
                 "cmd": "true"}));
             let error = machine.exec_spec(asked).await.unwrap_err();

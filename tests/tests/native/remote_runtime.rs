@@ -105,7 +105,7 @@ async fn a_box_that_cannot_be_is_a_typed_error(setup: Setup) {
         panic!("the path to mount does not exist")
     };
     assert_eq!(error.code(), Code::Validation);
-    assert!(error.message().contains("is not there"), "{error:?}");
+    assert!(error.message().contains("does not exist"), "{error:?}");
     printed(&exec(&fixture.peer, "other", "true").await);
 }
 

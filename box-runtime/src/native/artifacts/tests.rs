@@ -9,12 +9,12 @@ fn sha(bytes: &[u8]) -> String {
 }
 
 /// Tree with two files, its manifest and its mount.
-struct Made {
+struct Fixture {
     root: tempfile::TempDir,
     manifest: serde_json::Value,
 }
 
-impl Made {
+impl Fixture {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("tree/deep/er")).unwrap();
@@ -41,31 +41,31 @@ impl Made {
         self.root.path().join("tree")
     }
 
-    fn place(&self) -> PathBuf {
-        self.root.path().join("place")
+    fn dir(&self) -> PathBuf {
+        self.root.path().join("dir")
     }
 
-    fn copy(&self, mount: &BoxMountSpec) -> Result<PathBuf, Why> {
+    fn copy(&self, mount: &BoxMountSpec) -> Result<PathBuf, Reason> {
         let source = File::open(self.tree()).unwrap();
-        copy(mount, source.as_fd(), &self.place())?;
+        copy(mount, source.as_fd(), &self.dir())?;
         let digest = mount.content_digest.as_deref().unwrap();
-        Ok(self.place().join(&digest["sha256:".len()..]))
+        Ok(self.dir().join(&digest["sha256:".len()..]))
     }
 
-    fn refused(&self) -> Why {
+    fn refused(&self) -> Reason {
         let why = self.copy(&self.mount()).unwrap_err();
         // A failed copy leaves nothing behind.
-        let left = std::fs::read_dir(self.place()).map_or(0, Iterator::count);
+        let left = std::fs::read_dir(self.dir()).map_or(0, Iterator::count);
         assert_eq!(left, 0, "{why}");
         why
     }
 }
 
 #[test]
-fn what_the_manifest_names_is_copied_and_nothing_else() {
-    let made = Made::new();
-    let mount = made.mount();
-    let copied = made.copy(&mount).unwrap();
+fn only_files_of_the_manifest_are_copied() {
+    let fixture = Fixture::new();
+    let mount = fixture.mount();
+    let copied = fixture.copy(&mount).unwrap();
     let bits = |path: &str| {
         std::fs::metadata(copied.join(path))
             .unwrap()
@@ -83,8 +83,8 @@ fn what_the_manifest_names_is_copied_and_nothing_else() {
     );
     assert!(!copied.join("beside").exists());
     // Later changes of the source are neither visible nor copied again.
-    std::fs::write(made.tree().join("SKILL.md"), "harm").unwrap();
-    assert_eq!(made.copy(&mount).unwrap(), copied);
+    std::fs::write(fixture.tree().join("SKILL.md"), "harm").unwrap();
+    assert_eq!(fixture.copy(&mount).unwrap(), copied);
     assert_eq!(
         std::fs::read_to_string(copied.join("SKILL.md")).unwrap(),
         "how to"
@@ -92,30 +92,30 @@ fn what_the_manifest_names_is_copied_and_nothing_else() {
 }
 
 #[test]
-fn a_source_that_is_not_what_its_digest_says_is_refused() {
-    let made = Made::new();
-    std::fs::write(made.tree().join("SKILL.md"), "how ta").unwrap();
-    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
-    std::fs::write(made.tree().join("SKILL.md"), "how to and more").unwrap();
-    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
-    std::fs::remove_file(made.tree().join("SKILL.md")).unwrap();
-    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
+fn a_source_that_differs_from_its_digest_is_refused() {
+    let fixture = Fixture::new();
+    std::fs::write(fixture.tree().join("SKILL.md"), "how ta").unwrap();
+    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
+    std::fs::write(fixture.tree().join("SKILL.md"), "how to and more").unwrap();
+    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
+    std::fs::remove_file(fixture.tree().join("SKILL.md")).unwrap();
+    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
     // A symlink to identical content is not accepted as the file.
-    std::fs::write(made.root.path().join("same"), "how to").unwrap();
-    symlink("../same", made.tree().join("SKILL.md")).unwrap();
-    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
-    std::fs::remove_file(made.tree().join("SKILL.md")).unwrap();
-    std::fs::create_dir(made.tree().join("SKILL.md")).unwrap();
-    assert_eq!(made.refused(), "Artifact source changed: SKILL.md");
+    std::fs::write(fixture.root.path().join("same"), "how to").unwrap();
+    symlink("../same", fixture.tree().join("SKILL.md")).unwrap();
+    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
+    std::fs::remove_file(fixture.tree().join("SKILL.md")).unwrap();
+    std::fs::create_dir(fixture.tree().join("SKILL.md")).unwrap();
+    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
 }
 
 #[test]
-fn a_manifest_of_another_digest_is_refused() {
-    let made = Made::new();
-    let mount = made.mount();
-    let other = Made {
+fn a_manifest_with_another_digest_is_refused() {
+    let fixture = Fixture::new();
+    let mount = fixture.mount();
+    let other = Fixture {
         manifest: json!({"algorithm": ALGORITHM, "total_bytes": 0, "files": []}),
-        root: made.root,
+        root: fixture.root,
     };
     other.mount();
     let why = other.copy(&mount).unwrap_err();
@@ -123,7 +123,7 @@ fn a_manifest_of_another_digest_is_refused() {
 }
 
 #[test]
-fn manifests_are_read_with_doubt() {
+fn invalid_manifests_are_refused() {
     let entry =
         |path: &str| json!({"path": path, "size": 0, "sha256": sha(b""), "executable": false});
     let of = |files: Vec<serde_json::Value>| json!({"algorithm": ALGORITHM, "total_bytes": 0, "files": files});
@@ -150,37 +150,37 @@ fn manifests_are_read_with_doubt() {
         (of(vec![entry("a\\b")]), unsafe_path),
         (of(vec![entry("a"), entry("a")]), unsafe_path),
         (
-            of((0..=FILES).map(|n| entry(&n.to_string())).collect()),
+            of((0..=MAX_FILES).map(|n| entry(&n.to_string())).collect()),
             "Artifact manifest contains too many files",
         ),
     ] {
-        let made = Made {
+        let fixture = Fixture {
             manifest,
-            ..Made::new()
+            ..Fixture::new()
         };
-        assert_eq!(made.refused(), why);
+        assert_eq!(fixture.refused(), why);
     }
     let large = json!({"algorithm": ALGORITHM, "total_bytes": BYTES + 1, "files":
         [{"path": "a", "size": BYTES + 1, "sha256": sha(b""), "executable": false}]});
-    let made = Made {
+    let fixture = Fixture {
         manifest: large,
-        ..Made::new()
+        ..Fixture::new()
     };
     assert_eq!(
-        made.refused(),
+        fixture.refused(),
         "Artifact manifest contains an invalid total size"
     );
 }
 
 #[test]
-fn what_is_no_file_is_no_manifest() {
-    let made = Made::new();
-    let mut mount = made.mount();
-    let pipe = made.root.path().join("pipe");
+fn a_manifest_must_be_a_regular_file() {
+    let fixture = Fixture::new();
+    let mut mount = fixture.mount();
+    let pipe = fixture.root.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::from_raw_mode(0o600)).unwrap();
-    std::fs::write(made.root.path().join("long"), vec![b' '; 4 << 20 | 1]).unwrap();
-    std::fs::write(made.root.path().join("bad"), "{").unwrap();
-    symlink("manifest.json", made.root.path().join("link")).unwrap();
+    std::fs::write(fixture.root.path().join("long"), vec![b' '; 4 << 20 | 1]).unwrap();
+    std::fs::write(fixture.root.path().join("bad"), "{").unwrap();
+    symlink("manifest.json", fixture.root.path().join("link")).unwrap();
     for (name, why) in [
         ("pipe", "Artifact manifest is no regular file"),
         ("tree", "Artifact manifest is no regular file"),
@@ -189,39 +189,39 @@ fn what_is_no_file_is_no_manifest() {
         ("long", "Artifact manifest is too large"),
         ("bad", "Artifact manifest is invalid JSON"),
     ] {
-        let path = made.root.path().join(name).to_str().unwrap().to_owned();
+        let path = fixture.root.path().join(name).to_str().unwrap().to_owned();
         mount.manifest_path = Some(path);
-        assert_eq!(made.copy(&mount).unwrap_err(), why);
+        assert_eq!(fixture.copy(&mount).unwrap_err(), why);
     }
 }
 
 #[test]
-fn a_box_has_so_much_and_no_more() {
-    let made = Made::new();
-    let filler = made.place().join("filler");
+fn the_artifacts_of_a_box_are_limited() {
+    let fixture = Fixture::new();
+    let filler = fixture.dir().join("filler");
     std::fs::create_dir_all(&filler).unwrap();
     let full = File::create(filler.join("sparse")).unwrap();
     let limit = "Immutable artifact cache limit reached; acquire a new Box";
     full.set_len(BYTES - 15).unwrap();
-    assert_eq!(made.copy(&made.mount()).unwrap_err(), limit);
+    assert_eq!(fixture.copy(&fixture.mount()).unwrap_err(), limit);
     full.set_len(BYTES - 16).unwrap();
-    assert!(made.copy(&made.mount()).is_ok());
-    let many = Made::new();
-    for number in 0..ARTIFACTS {
-        std::fs::create_dir_all(many.place().join(number.to_string())).unwrap();
+    assert!(fixture.copy(&fixture.mount()).is_ok());
+    let many = Fixture::new();
+    for number in 0..MAX_ARTIFACTS {
+        std::fs::create_dir_all(many.dir().join(number.to_string())).unwrap();
     }
     assert_eq!(many.copy(&many.mount()).unwrap_err(), limit);
 }
 
 #[test]
-fn places_of_processes_that_are_gone_are_removed() {
+fn directories_of_dead_processes_are_removed() {
     let root = tempfile::tempdir().unwrap();
     let (dead, alive) = (
         root.path().join("boxd-artifacts-a"),
         root.path().join("boxd-artifacts-b"),
     );
-    for place in [&dead, &alive, &root.path().join("other")] {
-        std::fs::create_dir_all(place.join("x")).unwrap();
+    for dir in [&dead, &alive, &root.path().join("other")] {
+        std::fs::create_dir_all(dir.join("x")).unwrap();
     }
     let lock = File::open(&alive).unwrap();
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();

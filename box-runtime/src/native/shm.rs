@@ -1,4 +1,4 @@
-//! Shared memory of the slots: created for a new box, verified for an adopted one.
+//! Memory shared with an agent: created for a new box, verified for an adopted one.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +16,10 @@ const SEALS: SealFlags = SealFlags::GROW
     .union(SealFlags::SHRINK)
     .union(SealFlags::SEAL);
 
-/// Creates the slots for output and files, and the agent's descriptor of them.
+/// Creates the shared memory, and the agent's descriptor of it.
 ///
 /// The kernel accounts their memory to the box.
-pub(super) fn make() -> io::Result<(ShmPool, OwnedFd)> {
+pub(super) fn create() -> io::Result<(ShmPool, OwnedFd)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("box-spool", flags)?;
     rustix::fs::ftruncate(&file, BYTES)?;
@@ -28,11 +28,11 @@ pub(super) fn make() -> io::Result<(ShmPool, OwnedFd)> {
     Ok((ShmPool::new(File::from(ours)), file))
 }
 
-/// Returns the slots from an agent, if they are the ones made for it.
+/// Returns the shared memory of an agent, if the runtime created it.
 ///
 /// The agent runs next to the guest, so the descriptor is untrusted. A FIFO could block this
 /// process, and another file could shrink or be shared with other processes.
-pub(super) fn handed(file: OwnedFd) -> Option<ShmPool> {
+pub(super) fn verify(file: OwnedFd) -> Option<ShmPool> {
     // Only a memfd has seals, and this exact combination is specific to the runtime.
     let seals = rustix::fs::fcntl_get_seals(&file).ok()?;
     let status = rustix::fs::fstat(&file).ok()?;
@@ -40,8 +40,8 @@ pub(super) fn handed(file: OwnedFd) -> Option<ShmPool> {
     let is_whole = u64::try_from(status.st_size) == Ok(BYTES);
     let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
     let is_unnamed = status.st_nlink == 0;
-    let both_ways = mode & OFlags::RWMODE == OFlags::RDWR;
-    let is_ours = seals == SEALS && is_whole && is_file && is_unnamed && both_ways;
+    let is_read_write = mode & OFlags::RWMODE == OFlags::RDWR;
+    let is_ours = seals == SEALS && is_whole && is_file && is_unnamed && is_read_write;
     is_ours.then(|| ShmPool::new(File::from(file)))
 }
 
@@ -57,22 +57,22 @@ mod tests {
     }
 
     #[test]
-    fn only_slots_as_they_were_made_are_taken_back() {
-        let (_, theirs) = make().unwrap();
-        assert!(handed(theirs).is_some());
-        assert!(handed(memory(BYTES - 1, SEALS)).is_none(), "too small");
-        assert!(handed(memory(2 * BYTES, SEALS)).is_none(), "too large");
+    fn only_memory_created_by_the_runtime_is_accepted() {
+        let (_, theirs) = create().unwrap();
+        assert!(verify(theirs).is_some());
+        assert!(verify(memory(BYTES - 1, SEALS)).is_none(), "too small");
+        assert!(verify(memory(2 * BYTES, SEALS)).is_none(), "too large");
         let shrinks = SealFlags::GROW | SealFlags::SEAL;
-        assert!(handed(memory(BYTES, shrinks)).is_none(), "can shrink");
+        assert!(verify(memory(BYTES, shrinks)).is_none(), "can shrink");
         let read_only = SEALS | SealFlags::WRITE;
         assert!(
-            handed(memory(BYTES, read_only)).is_none(),
+            verify(memory(BYTES, read_only)).is_none(),
             "cannot be written"
         );
         let file = tempfile::tempfile().unwrap();
         file.set_len(BYTES).unwrap();
-        assert!(handed(file.into()).is_none(), "a file of a disk");
+        assert!(verify(file.into()).is_none(), "a file of a disk");
         let (pipe, _) = std::io::pipe().unwrap();
-        assert!(handed(pipe.into()).is_none(), "a pipe");
+        assert!(verify(pipe.into()).is_none(), "a pipe");
     }
 }

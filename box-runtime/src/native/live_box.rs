@@ -1,4 +1,4 @@
-//! State that the backend holds for a live box.
+//! State of a live box in this process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,18 +10,18 @@ use box_protocol::{BoxError, BoxMountSpec};
 use box_sys::Sandbox;
 use rustix::event::EventfdFlags;
 
-use super::artifacts::{self, Copies, Scratch};
-use super::error::failed;
+use super::artifacts::{self, ArtifactCopies, Scratch};
+use super::error::os_error;
 use super::quota::Quota;
-use super::state::State;
+use super::state::StateDir;
 use crate::egress::Egress;
 
 /// Box that is alive, as far as the backend knows.
 #[derive(Debug)]
-pub(super) struct Living {
+pub(super) struct LiveBox {
     pub(super) sandbox: Sandbox,
     /// State directory, until the end of the box.
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<StateDir>>,
     /// Artifact directory of a box without a state directory.
     scratch: Mutex<Option<Scratch>>,
     /// Quota of the writable host directories.
@@ -31,9 +31,9 @@ pub(super) struct Living {
     /// Outgoing network, if the box has one.
     pub(super) egress: OnceLock<Egress>,
     /// Reason why the backend ended the box.
-    pub(super) ended_for: OnceLock<BoxError>,
+    pub(super) end_reason: OnceLock<BoxError>,
     /// Present until the box has a record.
-    newborn: Mutex<Option<Newborn>>,
+    record_flag: Mutex<Option<RecordFlag>>,
 }
 
 /// Event that signals whether the box has a record.
@@ -41,28 +41,28 @@ pub(super) struct Living {
 /// An agent checks it when it loses its runtime. Without a record no later process can find the
 /// box, so the agent exits and the box ends.
 #[derive(Debug)]
-pub(super) struct Newborn(OwnedFd);
+pub(super) struct RecordFlag(OwnedFd);
 
-impl Newborn {
+impl RecordFlag {
     pub(super) fn new() -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self(rustix::event::eventfd(0, flags)?))
     }
 }
 
-impl AsFd for Newborn {
+impl AsFd for RecordFlag {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Living {
+impl LiveBox {
     /// Creates the state of a started or adopted box.
     pub(super) fn new(
         sandbox: Sandbox,
-        state: Option<State>,
+        state: Option<StateDir>,
         scratch: Option<Scratch>,
-        newborn: Option<Newborn>,
+        record_flag: Option<RecordFlag>,
     ) -> Arc<Self> {
         Arc::new(Self {
             sandbox,
@@ -71,22 +71,25 @@ impl Living {
             quota: OnceLock::new(),
             disk: Mutex::default(),
             egress: OnceLock::new(),
-            ended_for: OnceLock::new(),
-            newborn: Mutex::new(newborn),
+            end_reason: OnceLock::new(),
+            record_flag: Mutex::new(record_flag),
         })
     }
 
     /// Signals the agent that the box has a record and may outlive this process.
-    pub(super) fn is_kept(&self) -> io::Result<()> {
-        let mut newborn = self.newborn.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Newborn(event)) = &*newborn {
+    pub(super) fn mark_recorded(&self) -> io::Result<()> {
+        let mut record_flag = self
+            .record_flag
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(RecordFlag(event)) = &*record_flag {
             rustix::io::write(event, &1_u64.to_ne_bytes())?;
-            *newborn = None;
+            *record_flag = None;
         }
         Ok(())
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, Option<State>> {
+    pub(super) fn state(&self) -> MutexGuard<'_, Option<StateDir>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,14 +98,14 @@ impl Living {
         &self,
         mounts: &[BoxMountSpec],
         owner: Option<(u32, u32)>,
-    ) -> Result<Copies, BoxError> {
-        let place = {
+    ) -> Result<ArtifactCopies, BoxError> {
+        let dir = {
             let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-            place_for(mounts, self.state().as_ref(), &mut scratch, owner)?
+            artifact_dir(mounts, self.state().as_ref(), &mut scratch, owner)?
         };
-        match place {
-            Some(place) => artifacts::copy_all(mounts, &place).await,
-            None => Ok(Copies::new()),
+        match dir {
+            Some(dir) => artifacts::copy_artifacts(mounts, &dir).await,
+            None => Ok(ArtifactCopies::new()),
         }
     }
 
@@ -118,7 +121,7 @@ impl Living {
     }
 
     /// Removes the state directory of a box that is gone.
-    pub(super) fn clear(&self) {
+    pub(super) fn remove_state(&self) {
         if let Some(quota) = self.quota.get() {
             quota.outlives(false);
         }
@@ -131,7 +134,7 @@ impl Living {
     ///
     /// The backend ended it, or it exceeded its memory limit.
     pub(super) fn why_gone(&self) -> Option<BoxError> {
-        if let Some(why) = self.ended_for.get() {
+        if let Some(why) = self.end_reason.get() {
             return Some(why.clone());
         }
         let usage = self.sandbox.usage();
@@ -147,17 +150,17 @@ impl Living {
     }
 
     /// Kills the box and records the error that its callers receive.
-    pub(super) fn end_for(&self, why: BoxError) {
-        let _ = self.ended_for.set(why);
+    pub(super) fn kill_with(&self, why: BoxError) {
+        let _ = self.end_reason.set(why);
         // The box may be gone already.
         let _ = self.sandbox.kill();
     }
 }
 
 /// Returns the artifact directory, if one of these mounts is an artifact.
-pub(super) fn place_for(
+pub(super) fn artifact_dir(
     mounts: &[BoxMountSpec],
-    state: Option<&State>,
+    state: Option<&StateDir>,
     scratch: &mut Option<Scratch>,
     owner: Option<(u32, u32)>,
 ) -> Result<Option<PathBuf>, BoxError> {
@@ -169,7 +172,7 @@ pub(super) fn place_for(
     }
     let scratch = match scratch {
         Some(scratch) => scratch,
-        None => scratch.insert(Scratch::new(owner).map_err(failed)?),
+        None => scratch.insert(Scratch::new(owner).map_err(os_error)?),
     };
     Ok(Some(scratch.path().to_owned()))
 }
