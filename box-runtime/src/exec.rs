@@ -1,8 +1,8 @@
 //! `box.exec`: finds or creates a box, runs a command, and returns its result.
 //!
-//! Execs of one box run one at a time. The actor of the box grants each exec a [`Turn`] and waits
-//! for its [`Finish`]. The task of the call starts the command as `command.start` does, so no
-//! output passes through the actor.
+//! Execs of one box run one at a time. The actor of the box grants each exec a [`Turn`], which ends
+//! with a [`Finish`]. The task of the call starts the command as `command.start` does, so no output
+//! passes through the actor.
 //!
 //! A cancelled call drops its turn without a finish. The actor then makes sure that the command has
 //! ended before it grants the next turn.
@@ -36,7 +36,13 @@ pub(crate) const OUTPUT_BYTES: usize = 1024 * 1024;
 pub(crate) struct Turn {
     pub(crate) lease: AgentLease,
     pub(crate) command_id: CommandId,
-    pub(crate) finish: oneshot::Sender<Finish>,
+}
+
+impl Drop for Turn {
+    /// Reports a cancelled call. After a finish this changes nothing.
+    fn drop(&mut self) {
+        self.lease.entry().lane.abandon(&self.command_id);
+    }
 }
 
 /// The effect of an exec's end on its box.
@@ -233,8 +239,9 @@ impl Turn {
 
     /// Finishes the turn of a command that has ended.
     fn done(self) {
-        self.lease.entry().used(LaneStatus::Idle);
-        let _ = self.finish.send(Finish::Done);
+        let entry = self.lease.entry();
+        entry.used(LaneStatus::Idle);
+        entry.lane.finish(&self.command_id, Finish::Done);
     }
 
     /// Finishes the turn, and waits until the actor has handled it.
@@ -243,7 +250,7 @@ impl Turn {
     async fn settled(self, finish: impl FnOnce(Settle) -> Finish) -> Result<Killed, BoxError> {
         let (settle, settled) = oneshot::channel();
         let entry = Arc::clone(self.lease.entry());
-        let _ = self.finish.send(finish(settle));
+        entry.lane.finish(&self.command_id, finish(settle));
         match settled.await {
             Ok(settled) => settled,
             Err(_) => Err(entry.access.why_gone().await),

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::backend::{Backend, Facts};
 use crate::box_actor::agent_access::AgentAccess;
+use crate::box_actor::lane::Lane;
 use crate::box_actor::persist::Persistence;
 use crate::caller::Rights as _;
 use box_rpc::Caller;
@@ -27,6 +28,8 @@ pub(crate) struct BoxEntry {
     live: Mutex<Live>,
     /// Access to the agent of the box.
     pub(crate) access: AgentAccess,
+    /// The exec that runs in the box.
+    pub(crate) lane: Lane,
     /// Signals that the expiry of the box may have changed.
     pub(crate) other_end: Notify,
     pub(crate) persistence: watch::Sender<Persistence>,
@@ -166,6 +169,7 @@ impl BoxEntry {
             spec,
             live: Mutex::new(live),
             access: AgentAccess::new(),
+            lane: Lane::new(),
             other_end: Notify::new(),
             persistence: watch::Sender::new(Persistence::default()),
             connecting: Mutex::new(()),

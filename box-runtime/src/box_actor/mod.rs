@@ -7,6 +7,7 @@
 //!   while the box is busy.
 //! - `instance`: the running box, if one exists. `mounts`: mounts besides the workspace;
 //!   `main_command`: the command started with the box; `pause`: paused and stopped boxes.
+//! - `lane`: the exec that runs.
 //! - `entry`: the shared description of the box; `persist`: its record on disk.
 //! - `agent_access`: calls that bypass the queue.
 //! - `ending`: errors of calls to a box that has ended.
@@ -17,6 +18,7 @@ pub(crate) mod agent_access;
 mod ending;
 pub(crate) mod entry;
 mod instance;
+mod lane;
 mod main_command;
 mod mounts;
 mod pause;
@@ -33,10 +35,11 @@ use box_protocol::error::Ended;
 use box_protocol::{BoxError, CommandId, Killed, LaneStatus};
 use box_rpc::Router;
 use futures::FutureExt as _;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use self::ending::{broken, ended_as};
 use self::instance::{Instance, NotReady};
+use self::lane::End;
 use self::queue::{EndReason, JobOutcome, Queue, Wakeup};
 use crate::adoption::{Unreached, unreachable};
 use crate::box_actor::agent_access::{AgentLease, Purpose, ended};
@@ -163,11 +166,16 @@ impl Actor {
                     work.refuse(unreachable(&self.entry.spec.box_id));
                     Next::GoOn
                 }
-                Some(Request::Exec(exec)) => self.exec(exec).await,
-                Some(Request::Create(create)) => self.create(create).await,
-                Some(Request::Delete(delete)) => self.delete(delete).await,
-                Some(Request::Transition(asked)) => self.transition(asked).await,
-                Some(Request::Mount(asked)) => self.mount(asked).await,
+                Some(work) => match (self.entry.lane.watch(), work) {
+                    (None, work) => self.serve(work).await,
+                    (Some(_), Request::Delete(delete)) if delete.force => {
+                        Box::pin(self.over(EndReason::Deleted(delete))).await
+                    }
+                    (Some(command_id), work) => {
+                        self.queue.put_back(work);
+                        self.exec_ends(&command_id).await
+                    }
+                },
                 None => self.rest().await,
             };
             if let Next::End(last) = next {
@@ -176,10 +184,36 @@ impl Actor {
         }
     }
 
-    /// Waits for a request, a disconnect of the agent, or a timer.
+    /// Handles a request while no exec runs.
+    async fn serve(&mut self, work: Request) -> Next {
+        match work {
+            Request::Exec(exec) => self.exec(exec).await,
+            Request::Create(create) => self.create(create).await,
+            Request::Delete(delete) => self.delete(delete).await,
+            Request::Transition(asked) => self.transition(asked).await,
+            Request::Mount(asked) => self.mount(asked).await,
+        }
+    }
+
+    /// Waits for a request, the end of an exec, a disconnect of the agent, or a timer.
     async fn rest(&mut self) -> Next {
-        match self.queue.rest(self.instance.ended()).await {
-            Wakeup::Request => Next::GoOn,
+        let wakeup = self.queue.rest(self.instance.ended()).await;
+        // These wait for a running exec: it reports a disconnect itself and uses an idle box.
+        if matches!(
+            wakeup,
+            Wakeup::ExecEnded
+                | Wakeup::Broken(_)
+                | Wakeup::EndReason(EndReason::Idle | EndReason::Done)
+        ) && let Some(command_id) = self.entry.lane.watch()
+        {
+            let ends = Box::pin(self.exec_ends(&command_id)).await;
+            let done = matches!(wakeup, Wakeup::EndReason(EndReason::Done));
+            if !done || matches!(ends, Next::End(_)) {
+                return ends;
+            }
+        }
+        match wakeup {
+            Wakeup::Request | Wakeup::ExecEnded => Next::GoOn,
             Wakeup::Broken(reason) => {
                 let why = self.why_broken(reason);
                 Box::pin(self.fail(why)).await;
@@ -293,7 +327,7 @@ impl Actor {
         Next::GoOn
     }
 
-    /// Grants an exec its turn and waits for its end.
+    /// Grants an exec its turn.
     async fn exec(&mut self, exec: Box<Exec>) -> Next {
         if exec.reply.is_closed() {
             return Next::GoOn;
@@ -308,24 +342,48 @@ impl Actor {
         if exec.reply.is_closed() {
             return Next::GoOn;
         }
-        if let Err(why) = Box::pin(self.wake()).await {
+        if self.entry.is_awake().is_err()
+            && let Err(why) = Box::pin(self.wake()).await
+        {
             return Box::pin(self.unready(Request::Exec(exec), why)).await;
         }
-        let (finish, finished) = oneshot::channel();
-        let turn = self.turn(&exec, finish);
-        let command_id = turn.as_ref().ok().map(|turn| turn.command_id.clone());
-        self.entry.used(LaneStatus::Running);
-        let granted = exec.reply.send(turn).is_ok();
-        let Some(command_id) = command_id.filter(|_| granted) else {
+        let turn = self.turn(&exec);
+        let lane = &self.entry.lane;
+        if let Ok(turn) = &turn {
+            lane.start(turn.command_id.clone());
+            self.entry.used(LaneStatus::Running);
+        }
+        if let Err(refused) = exec.reply.send(turn) {
+            // The caller has left before its command started.
+            lane.reset();
+            drop(refused);
             self.entry.set_lane(LaneStatus::Idle);
-            return Next::GoOn;
+        }
+        Next::GoOn
+    }
+
+    fn turn(&mut self, exec: &Exec) -> Result<Turn, BoxError> {
+        let (Some(lease), Some(living)) = (
+            AgentLease::now(&self.entry, &exec.caller, Purpose::Exec)?,
+            &mut self.instance.living,
+        ) else {
+            return Err(BoxError::internal("there is no box for the command"));
         };
-        let during = self.queue.during(finished).await;
+        Ok(Turn {
+            lease,
+            command_id: living.next_exec()?,
+        })
+    }
+
+    /// Waits for the end of the running exec and handles it.
+    async fn exec_ends(&mut self, command_id: &CommandId) -> Next {
+        let entry = Arc::clone(&self.entry);
+        let during = self.queue.during(entry.lane.ended()).await;
         self.queue.used();
         match during {
-            JobOutcome::Done(Ok(finish)) => self.finish(finish, &command_id).await,
-            JobOutcome::Done(Err(_)) => {
-                match self.ended(&command_id).await {
+            JobOutcome::Done(End::Finished(finish)) => self.finish(finish, command_id).await,
+            JobOutcome::Done(End::Abandoned) => {
+                match self.ended(command_id).await {
                     JobOutcome::Done(Err(reason)) => {
                         let why = self.why_broken(reason);
                         Box::pin(self.fail(why)).await;
@@ -338,20 +396,6 @@ impl Actor {
             }
             JobOutcome::EndReason(over) => Box::pin(self.over(over)).await,
         }
-    }
-
-    fn turn(&mut self, exec: &Exec, finish: oneshot::Sender<Finish>) -> Result<Turn, BoxError> {
-        let (Some(lease), Some(living)) = (
-            AgentLease::now(&self.entry, &exec.caller, Purpose::Exec)?,
-            &mut self.instance.living,
-        ) else {
-            return Err(BoxError::internal("there is no box for the command"));
-        };
-        Ok(Turn {
-            lease,
-            command_id: living.next_exec()?,
-            finish,
-        })
     }
 
     /// Waits until all processes of an exec are gone.
@@ -435,6 +479,7 @@ impl Actor {
     }
 
     async fn over(&mut self, over: EndReason) -> Next {
+        self.entry.lane.reset();
         // The access shuts before the agent disconnects, so that calls in progress get the reason.
         self.entry.access.shut(over.reason(&self.entry.spec.box_id));
         match over {

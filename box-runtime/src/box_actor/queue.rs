@@ -16,7 +16,6 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::request::{Create, Delete, Request};
 use super::{BoxEntry, RunningBox, Shared};
-use crate::box_actor::agent_access::AgentAccess;
 
 /// Reason for the immediate end of a box.
 pub(super) enum EndReason {
@@ -35,6 +34,8 @@ pub(super) enum EndReason {
 /// Event that ends the wait of an idle actor.
 pub(super) enum Wakeup {
     Request,
+    /// An exec has ended in a way that the actor must handle.
+    ExecEnded,
     Broken(String),
     /// The agent of an adopted box has answered.
     Reached(Box<RunningBox>),
@@ -97,7 +98,7 @@ impl Clock {
         self.expires = lifetime
             .expires_at
             .and_then(|at| Instant::now().checked_add(at.since(UnixMs::now())));
-        let first = [self.idle_end(&entry.access), self.expires]
+        let first = [self.idle_end(entry), self.expires]
             .into_iter()
             .flatten()
             .min();
@@ -106,17 +107,21 @@ impl Clock {
         }
     }
 
-    fn idle_end(&self, access: &AgentAccess) -> Option<Instant> {
-        let used = self.last_used.max(access.used());
+    fn idle_end(&self, entry: &BoxEntry) -> Option<Instant> {
+        let used = self
+            .last_used
+            .max(entry.access.used())
+            .max(entry.lane.used());
         self.idle.and_then(|idle| used.checked_add(idle))
     }
 
     /// Waits for the expiry or the idle timeout; `idle` enables the latter.
     ///
     /// A call in progress delays the idle timeout.
-    async fn strike(&mut self, idle: bool, access: &AgentAccess) -> EndReason {
+    async fn strike(&mut self, idle: bool, entry: &BoxEntry) -> EndReason {
+        let access = &entry.access;
         loop {
-            let idle_end = self.idle_end(access).filter(|_| idle);
+            let idle_end = self.idle_end(entry).filter(|_| idle);
             let Some(end) = [idle_end, self.expires].into_iter().flatten().min() else {
                 return std::future::pending().await;
             };
@@ -181,7 +186,7 @@ impl Queue {
 
     /// Returns whether the idle timeout has passed and no call waits.
     pub(super) fn is_idle(&self) -> bool {
-        let end = self.clock.idle_end(&self.entry.access);
+        let end = self.clock.idle_end(&self.entry);
         self.lane.is_empty() && end.is_some_and(|end| end <= Instant::now())
     }
 
@@ -201,12 +206,13 @@ impl Queue {
                 }
                 None => Wakeup::EndReason(EndReason::Closed),
             },
+            () = self.entry.lane.needs_actor() => Wakeup::ExecEnded,
             rested = ended => rested,
             () = self.entry.other_end.notified() => {
                 self.set_clock();
                 Wakeup::Request
             }
-            over = self.clock.strike(true, &self.entry.access) => Wakeup::EndReason(over),
+            over = self.clock.strike(true, &self.entry) => Wakeup::EndReason(over),
         }
     }
 
@@ -225,7 +231,7 @@ impl Queue {
                     None => return JobOutcome::EndReason(EndReason::Closed),
                 },
                 () = self.entry.other_end.notified() => self.set_clock(),
-                over = self.clock.strike(false, &self.entry.access) => return JobOutcome::EndReason(over),
+                over = self.clock.strike(false, &self.entry) => return JobOutcome::EndReason(over),
             }
         }
     }
