@@ -10,7 +10,7 @@ use box_protocol::actions::{
     AgentStart, AgentStartParams, CommandInputResult, ListCursor, OrderKey, ReadWhy, Until,
 };
 use box_protocol::{BoxError, ExitWhy, Role};
-use box_rpc::{Call, Empty, Handle, Router, Turn, Withdrawal};
+use box_rpc::{Call, Cancellation, Empty, Handle, Router, Turn};
 use tokio::time::timeout;
 
 use crate::CONTRACT;
@@ -137,7 +137,7 @@ impl Handlers {
             command: &command,
             keep_running: params.keep,
             survives_disconnect,
-            withdrawal: call.withdrawal(),
+            cancellation: call.cancellation(),
         });
         let sink = match reply {
             AgentReply::Collected { bytes } => {
@@ -266,15 +266,15 @@ struct CallGuard<'a> {
     command: &'a Command,
     keep_running: bool,
     survives_disconnect: bool,
-    withdrawal: Withdrawal,
+    cancellation: Cancellation,
 }
 
 impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
         if !self.command.has_ended() {
             self.command.mark_unanswered();
-            let keeps_running =
-                self.keep_running || (self.survives_disconnect && !self.withdrawal.happened());
+            let keeps_running = self.keep_running
+                || (self.survives_disconnect && !self.cancellation.was_cancelled());
             if !keeps_running {
                 self.command.end(ExitWhy::Killed);
             }

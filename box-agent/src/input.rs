@@ -129,7 +129,7 @@ impl OpenInput {
         tokio::select! {
             biased;
             _ = shut.wait_for(|shut| *shut) => Err(no_input()),
-            done = async { turn.comes().await; work.await } => done,
+            done = async { turn.wait().await; work.await } => done,
         }
     }
 }

@@ -224,8 +224,8 @@ async fn reap(agent: &Agent, children: &AsyncFd<OwnedFd>) -> io::Result<()> {
         } else if let Ok(ended) = tokio::time::timeout(QUIET, child).await {
             ended?;
         } else {
-            box_transports::free_spare_buffers();
-            box_rpc::large::free();
+            box_transports::free_thread_buffers();
+            box_rpc::buffer_pool::clear();
             box_sys::release_memory();
             memory_freed = true;
             continue;

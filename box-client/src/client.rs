@@ -9,7 +9,7 @@ use box_protocol::actions::{
 use box_protocol::{BoxId, Invalid, SpecDraft};
 use box_rpc::{Action, Empty, Peer};
 use box_transports::Endpoint;
-use box_transports::link::{Link, Remote};
+use box_transports::reconnecting::{Reconnecting, Remote};
 
 use crate::chunk::Output;
 use crate::error::ClientError;
@@ -30,18 +30,20 @@ impl BoxClient {
     /// Calls fail with `unavailable` while the connection is down; commands that are being read
     /// resume.
     pub async fn connect(endpoint: Endpoint, options: ClientOptions) -> Result<Self, ClientError> {
-        let link = Link::to(endpoint, options.connect, options.link);
+        let link = Reconnecting::to(endpoint, options.connect, options.link);
         if link.try_now().await.is_err()
             && let Err(error) = link.connected_within(options.first_connection).await
         {
-            return Err(link.down().map_or(error.into(), |why| (&*why).into()));
+            return Err(link
+                .disconnect_reason()
+                .map_or(error.into(), |why| (&*why).into()));
         }
         Ok(Self::from_link(Arc::new(link)))
     }
 
     /// Uses an existing link, which reconnects.
-    pub fn from_link(link: Arc<Link>) -> Self {
-        let server = Remote::Link(link);
+    pub fn from_link(link: Arc<Reconnecting>) -> Self {
+        let server = Remote::Reconnecting(link);
         Self { server }
     }
 

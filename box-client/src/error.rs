@@ -6,7 +6,7 @@ use box_protocol::actions::ReadWhy;
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, Code, Invalid};
 use box_rpc::{CallError, ConnectionError};
-use box_transports::link::Down;
+use box_transports::reconnecting::Disconnected;
 use box_transports::websocket::UpgradeRefused;
 
 /// An error of a client call. Each maps to an error [`Code`] of the contract.
@@ -58,11 +58,11 @@ pub enum ConnectFailure {
     Other(String),
 }
 
-impl From<&Down> for ClientError {
-    fn from(why: &Down) -> Self {
+impl From<&Disconnected> for ClientError {
+    fn from(why: &Disconnected) -> Self {
         let error = match why {
-            Down::Hello(error) => return error.clone().into(),
-            Down::Connection(ConnectionError::Io(error)) => error,
+            Disconnected::Hello(error) => return error.clone().into(),
+            Disconnected::Connection(ConnectionError::Io(error)) => error,
             other => return Self::NotConnected(ConnectFailure::Other(other.to_string())),
         };
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref());

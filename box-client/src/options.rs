@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_rpc::HelloParams;
 use box_transports::ConnectOptions;
-use box_transports::link::LinkOptions;
+use box_transports::reconnecting::ReconnectOptions;
 
 /// Connection options of a [`BoxClient`](crate::BoxClient).
 ///
@@ -15,7 +15,7 @@ pub struct ClientOptions {
     /// Options of each connection: timeout, TLS, headers.
     pub connect: ConnectOptions,
     /// Options of the reconnection and of the `hello` call.
-    pub link: LinkOptions,
+    pub link: ReconnectOptions,
     /// How long to retry the first connection, with growing delays; one attempt if zero.
     pub first_connection: Duration,
 }
@@ -28,9 +28,9 @@ impl Default for ClientOptions {
         };
         Self {
             connect: ConnectOptions::default(),
-            link: LinkOptions {
+            link: ReconnectOptions {
                 hello: Some(hello),
-                ..LinkOptions::default()
+                ..ReconnectOptions::default()
             },
             first_connection: Duration::ZERO,
         }

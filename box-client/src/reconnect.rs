@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use box_transports::link::doubled;
+use box_transports::reconnecting::backoff_delay;
 
 /// Number of consecutive losses after which a command is still resumed.
 pub const MAX_RECONNECTS: u32 = 5;
@@ -76,7 +76,7 @@ impl Reconnect {
         }
         Decision::After(match loss {
             Loss::Restart => Duration::ZERO,
-            Loss::Broken => doubled(FIRST_DELAY, MAX_DELAY, losses - 1),
+            Loss::Broken => backoff_delay(FIRST_DELAY, MAX_DELAY, losses - 1),
         })
     }
 }

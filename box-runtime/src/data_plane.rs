@@ -106,10 +106,10 @@ pub(crate) async fn ask<A: Action>(
     order: Queued,
 ) -> Result<A::Result, BoxError> {
     order.comes().await;
-    let asking = lease.agent.request::<A>(params).ask();
+    let asking = lease.agent.request::<A>(params).send();
     let asked = lease.attended(asking).await?;
     drop(order);
-    let answer = asked.map_err(agents_error)?.answer();
+    let answer = asked.map_err(agents_error)?.result();
     lease.attended(answer).await?.map_err(agents_error)
 }
 

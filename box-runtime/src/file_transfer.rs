@@ -206,11 +206,11 @@ async fn put_one<A: Carries>(
     let upload = A::upload(params).cloned();
     let bare = A::part(params, Blob::default(), upload);
     let asked = A::spooled(bare, filled.number(), data.len() as u64);
-    let asking = lease.agent.request::<A::Spooled>(&asked).ask();
+    let asking = lease.agent.request::<A::Spooled>(&asked).send();
     let asked = lease.attended(asking).await?;
     drop(order);
     let answer = lease
-        .attended(asked.map_err(agents_error)?.answer())
+        .attended(asked.map_err(agents_error)?.result())
         .await?;
     filled.taken();
     answer.map_err(agents_error)

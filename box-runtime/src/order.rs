@@ -33,7 +33,7 @@ impl Queued {
     /// Waits until the earlier calls are sent.
     pub(crate) async fn comes(&self) {
         if let Some(turn) = &self.0 {
-            turn.comes().await;
+            turn.wait().await;
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use box_protocol::BoxError;
 use box_rpc::{Action, Call, Caller, Peer, Turn};
-use box_transports::link::{Link, Remote};
+use box_transports::reconnecting::{Reconnecting, Remote};
 use futures::StreamExt as _;
 use serde_json::value::RawValue;
 
@@ -21,10 +21,10 @@ impl From<Peer> for RuntimeClient {
     }
 }
 
-/// Uses a link that reconnects until its owner [closes](Link::close) it.
-impl From<&Arc<Link>> for RuntimeClient {
-    fn from(link: &Arc<Link>) -> Self {
-        Self(Remote::Link(Arc::clone(link)))
+/// Uses a link that reconnects until its owner [closes](Reconnecting::close) it.
+impl From<&Arc<Reconnecting>> for RuntimeClient {
+    fn from(link: &Arc<Reconnecting>) -> Self {
+        Self(Remote::Reconnecting(Arc::clone(link)))
     }
 }
 
@@ -36,7 +36,7 @@ impl RuntimeClient {
 
     /// Returns whether the connection has ended, so that no later call can succeed.
     pub fn is_closed(&self) -> bool {
-        self.0.is_over()
+        self.0.is_closed()
     }
 
     /// Calls the runtime.
@@ -73,9 +73,9 @@ impl RuntimeClient {
             request = request.context(&context?);
         }
         let Some(sink) = call.chunks() else {
-            let sent = request.ask().await?;
+            let sent = request.send().await?;
             drop(turn);
-            return Ok(sent.answer().await?);
+            return Ok(sent.result().await?);
         };
         let mut chunks = request.stream().await?;
         drop(turn);

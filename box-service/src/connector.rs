@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use box_protocol::{BoxError, Code};
 use box_rpc::{Caller, Limits, Options, Router, Session};
-use box_transports::link::{Link, LinkOptions};
+use box_transports::reconnecting::{ReconnectOptions, Reconnecting};
 use box_transports::{ConnectOptions, Endpoint, queue};
 use tokio::sync::watch;
 
@@ -175,9 +175,9 @@ impl Connector for InProcess {
 pub struct EndpointLink {
     endpoint: Endpoint,
     connect: ConnectOptions,
-    options: LinkOptions,
+    options: ReconnectOptions,
     first_connection: Duration,
-    state: Mutex<ConnectorState<Arc<Link>>>,
+    state: Mutex<ConnectorState<Arc<Reconnecting>>>,
     disposed: watch::Sender<bool>,
 }
 
@@ -192,7 +192,7 @@ impl fmt::Debug for EndpointLink {
 
 impl EndpointLink {
     /// Creates a connector to this endpoint.
-    pub fn new(endpoint: Endpoint, connect: ConnectOptions, options: LinkOptions) -> Self {
+    pub fn new(endpoint: Endpoint, connect: ConnectOptions, options: ReconnectOptions) -> Self {
         Self {
             endpoint,
             connect,
@@ -211,13 +211,13 @@ impl EndpointLink {
     }
 
     /// Returns the link, and whether this call created it.
-    fn link(&self) -> Result<(Arc<Link>, bool), BoxError> {
+    fn link(&self) -> Result<(Arc<Reconnecting>, bool), BoxError> {
         let mut state = lock(&self.state);
         match &*state {
             ConnectorState::Disposed => Err(disposed()),
             ConnectorState::Connected(link) => Ok((Arc::clone(link), false)),
             ConnectorState::Idle => {
-                let link = Arc::new(Link::to(
+                let link = Arc::new(Reconnecting::to(
                     self.endpoint.clone(),
                     self.connect.clone(),
                     self.options.clone(),
@@ -272,8 +272,11 @@ mod tests {
             ("queue:box", false),
         ] {
             let endpoint = endpoint.parse().unwrap();
-            let link =
-                EndpointLink::new(endpoint, ConnectOptions::default(), LinkOptions::default());
+            let link = EndpointLink::new(
+                endpoint,
+                ConnectOptions::default(),
+                ReconnectOptions::default(),
+            );
             assert_eq!(link.owns_runtime(), started, "{link:?}");
         }
         assert!(!InProcess::new(Router::empty()).owns_runtime());
@@ -334,7 +337,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn dispose_cancels_a_pending_connection() {
         let endpoint = "queue:box-service-no-listener".parse().unwrap();
-        let options = LinkOptions::default();
+        let options = ReconnectOptions::default();
         let link = Arc::new(EndpointLink::new(
             endpoint,
             ConnectOptions::default(),

@@ -50,7 +50,7 @@ impl ErrorRing {
 
 /// Returns the exception name that an agent's tools use for this error.
 fn class_name(error: &BoxError) -> &'static str {
-    if error.written_wrongly() == Some(Fault::UnknownAction) {
+    if error.protocol_fault() == Some(Fault::UnknownAction) {
         return "ValueError";
     }
     let subject = error.detail::<Detail>().and_then(|detail| detail.subject);

@@ -94,7 +94,7 @@ impl BoxService {
         let caller = call.caller();
         let turn = self.0.turns.take([caller.clone()]);
         let client = self.client_for(&caller).await?;
-        turn.comes().await;
+        turn.wait().await;
         client.forward(&params, &mut call, Some(turn)).await
     }
 

@@ -192,7 +192,7 @@ impl BoxService {
         limits.check(CheckTime::Before).await?;
         audit::allowed_start(A::NAME, origin, (&start, adjusted.as_ref()), &rules);
         let waits_for_exit = start.waits_for_exit && call.chunks().is_some();
-        turn.comes().await;
+        turn.wait().await;
         let started = limits.client.forward(&params, &mut call, Some(turn)).await;
         let mut started = if waits_for_exit {
             limits.check_after(started).await?

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::call::{Call, Dispatch};
 use crate::error::RpcError;
-use crate::keys::KeyStore;
+use crate::idempotency::IdempotencyStore;
 
 /// One action that a peer can call.
 ///
@@ -56,29 +56,29 @@ pub trait Handle<A: Action>: Send + Sync + 'static {
     ) -> impl Future<Output = Result<A::Result, RpcError>> + Send;
 }
 
-pub(crate) type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type HandlerFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Handler of one action in a router.
 pub(crate) struct Entry {
     pub(crate) name: &'static str,
     pub(crate) streams: bool,
-    start: Box<dyn Fn(Dispatch) -> Running + Send + Sync>,
+    start: Box<dyn Fn(Dispatch) -> HandlerFuture + Send + Sync>,
 }
 
 impl Entry {
-    pub(crate) fn start(&self, dispatch: Dispatch) -> Running {
+    pub(crate) fn start(&self, dispatch: Dispatch) -> HandlerFuture {
         (self.start)(dispatch)
     }
 }
 
 /// Actions that one end of a connection serves. Cheap to clone.
-/// One router serves all connections of a server, and remembers request keys across them.
+/// One router serves all connections of a server, and remembers idempotency keys across them.
 #[derive(Clone)]
 pub struct Router(Arc<Inner>);
 
 struct Inner {
     entries: HashMap<&'static str, Arc<Entry>>,
-    keys: Arc<KeyStore>,
+    idempotency: Arc<IdempotencyStore>,
 }
 
 impl Router {
@@ -96,8 +96,8 @@ impl Router {
         self.0.entries.get(action).map(AsRef::as_ref)
     }
 
-    pub(crate) fn keys(&self) -> &Arc<KeyStore> {
-        &self.0.keys
+    pub(crate) fn idempotency(&self) -> &Arc<IdempotencyStore> {
+        &self.0.idempotency
     }
 }
 
@@ -113,7 +113,7 @@ impl fmt::Debug for Router {
 pub struct RouterBuilder<S> {
     state: Arc<S>,
     entries: HashMap<&'static str, Arc<Entry>>,
-    keys: KeyStore,
+    idempotency: IdempotencyStore,
 }
 
 impl<S> fmt::Debug for RouterBuilder<S> {
@@ -127,7 +127,7 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         Self {
             state,
             entries: HashMap::new(),
-            keys: KeyStore::default(),
+            idempotency: IdempotencyStore::default(),
         }
     }
 
@@ -137,7 +137,7 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         S: Handle<A>,
     {
         let state = Arc::clone(&self.state);
-        let start = move |dispatch: Dispatch| -> Running {
+        let start = move |dispatch: Dispatch| -> HandlerFuture {
             Box::pin(dispatch.run::<A, S>(Arc::clone(&state)))
         };
         let entry = Entry {
@@ -159,17 +159,11 @@ impl<S: Send + Sync + 'static> RouterBuilder<S> {
         self
     }
 
-    /// Uses this store of request keys instead of the default.
-    pub fn keys(mut self, keys: KeyStore) -> Self {
-        self.keys = keys;
-        self
-    }
-
     /// Returns the finished router.
     pub fn build(self) -> Router {
         Router(Arc::new(Inner {
             entries: self.entries,
-            keys: Arc::new(self.keys),
+            idempotency: Arc::new(self.idempotency),
         }))
     }
 }

@@ -11,13 +11,13 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::action::{Action, Handle, Running};
+use crate::action::{Action, Handle, HandlerFuture};
 use crate::caller::Caller;
-use crate::codec::{CallId, Encoded, Ends, Meta, Payload};
+use crate::codec::{CallId, CallKind, Encoded, Meta, Payload};
 use crate::engine::Engine;
 use crate::error::{Code, Fault, RpcError};
-use crate::keys::{Begun, Name, Outcome, Ticket, Waiting};
-use crate::ledger::{Body, Credit, Ended};
+use crate::idempotency::{CallKey, Lookup, Outcome, RunGuard, Waiter};
+use crate::in_flight::{Body, Credit, EndReason};
 use crate::peer::Peer;
 
 /// Context of a call for its handler.
@@ -56,7 +56,7 @@ impl<A: Action> Call<A> {
             .map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Returns the request key, if the caller sent one.
+    /// Returns the idempotency key, if the caller sent one.
     pub fn key(&self) -> Option<&str> {
         self.meta.key.as_deref()
     }
@@ -72,8 +72,8 @@ impl<A: Action> Call<A> {
     }
 
     /// Returns a handle that reports why the handler was dropped.
-    pub fn withdrawal(&self) -> Withdrawal {
-        Withdrawal(self.peer.clone(), self.id.clone())
+    pub fn cancellation(&self) -> Cancellation {
+        Cancellation(self.peer.clone(), self.id.clone())
     }
 
     /// Returns the sink for chunks.
@@ -85,13 +85,13 @@ impl<A: Action> Call<A> {
 
 /// Says whether the caller cancelled a call, or only its connection was lost.
 #[derive(Debug, Clone)]
-pub struct Withdrawal(Peer, CallId);
+pub struct Cancellation(Peer, CallId);
 
-impl Withdrawal {
+impl Cancellation {
     /// Whether the caller cancelled the call.
     /// Valid while the handler runs and while it is dropped.
-    pub fn happened(&self) -> bool {
-        self.0.engine().incoming().ended(&self.1) == Some(Ended::Cancelled)
+    pub fn was_cancelled(&self) -> bool {
+        self.0.engine().incoming().end_reason(&self.1) == Some(EndReason::Cancelled)
     }
 }
 
@@ -134,7 +134,7 @@ impl<A: Action> ChunkSink<A> {
             ));
         }
         let sent = self.engine.respond(text).await;
-        if sent.is_err() && self.engine.incoming().left {
+        if sent.is_err() && self.engine.incoming().handed_over {
             // An error would end work that the next process is to continue.
             std::future::pending::<()>().await;
         }
@@ -142,11 +142,11 @@ impl<A: Action> ChunkSink<A> {
     }
 }
 
-/// A call on its way to its handler.
+/// A decoded call, before its handler runs.
 pub(crate) struct Dispatch {
-    pub(crate) answer: Answer,
+    pub(crate) responder: Responder,
     pub(crate) body: Body,
-    pub(crate) meta_inside: bool,
+    pub(crate) has_meta: bool,
     pub(crate) meta: Meta,
     pub(crate) credit: Option<Arc<Credit>>,
 }
@@ -155,22 +155,22 @@ impl Dispatch {
     /// Parses the parameters, runs the handler and answers.
     pub(crate) async fn run<A: Action, S: Handle<A>>(self, state: Arc<S>) {
         let Self {
-            answer,
+            responder,
             body,
-            meta_inside,
+            has_meta,
             mut meta,
             credit,
         } = self;
-        let (codec, limits) = (answer.engine.codec(), &answer.engine.limits);
-        let params: A::Params = match body.parse_params(meta_inside, codec, limits) {
+        let (codec, limits) = (responder.engine.codec(), &responder.engine.limits);
+        let params: A::Params = match body.parse_params(has_meta, codec, limits) {
             Ok(params) => params,
-            Err(error) => return answer.refuse(&error),
+            Err(error) => return responder.send_error(&error),
         };
         drop(body);
-        let engine = Arc::clone(&answer.engine);
+        let engine = Arc::clone(&responder.engine);
         let chunks = credit.map(|credit| ChunkSink {
             engine: Arc::clone(&engine),
-            id: answer.id.clone(),
+            id: responder.id.clone(),
             credit,
             last: 0,
             action: PhantomData,
@@ -180,7 +180,7 @@ impl Dispatch {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut call = Call {
             peer: Peer::of(Arc::clone(&engine)),
-            id: answer.id.clone(),
+            id: responder.id.clone(),
             meta,
             deadline,
             chunks,
@@ -188,40 +188,42 @@ impl Dispatch {
         let Some(key) = key else {
             let outcome = within(limit, state.handle(params, call)).await;
             let text = match outcome {
-                Ok(result) => answer.encode(&result),
-                Err(error) => answer.encode_error(&error),
+                Ok(result) => responder.encode(&result),
+                Err(error) => responder.encode_error(&error),
             };
-            return answer.give(text).await;
+            return responder.send(text).await;
         };
         if call.chunks.is_some() {
-            return answer.refuse(&RpcError::validation("a call with a key cannot stream"));
+            return responder.send_error(&RpcError::validation(
+                "key: a streaming call cannot have an idempotency key; omit credit or key",
+            ));
         }
         let fingerprint = fingerprint(&params);
-        let name = Name {
+        let call_key = CallKey {
             owner: call.caller(),
             action: A::NAME,
             key: key.clone(),
         };
         call.meta.key = Some(key);
-        let waiting = match engine.router.keys().begin(name, fingerprint) {
-            Err(error) => return answer.refuse(&error),
-            Ok(Begun::Wait(waiting)) => waiting,
-            Ok(Begun::Run(ticket, waiting)) => {
-                let mut run: Running = Box::pin(async move {
+        let waiting = match engine.router.idempotency().begin(call_key, fingerprint) {
+            Err(error) => return responder.send_error(&error),
+            Ok(Lookup::Repeat(waiting)) => waiting,
+            Ok(Lookup::First(guard, waiting)) => {
+                let mut run: HandlerFuture = Box::pin(async move {
                     let outcome = within(limit, state.handle(params, call)).await;
-                    ticket.finish(outcome.and_then(|result| encoded(&result)));
+                    guard.finish(outcome.and_then(|result| encoded(&result)));
                 });
                 // Polled here, so that it starts in the order of sending, like a call without a key.
                 let first = poll_fn(|cx| Poll::Ready(run.as_mut().poll(cx))).await;
                 if first.is_pending() {
                     let run = tokio::spawn(run);
-                    Ticket::runs_as(&waiting, run.abort_handle());
+                    RunGuard::set_task(&waiting, run.abort_handle());
                 }
                 waiting
             }
         };
-        Repeat {
-            answer: Some(answer),
+        KeyedCall {
+            responder: Some(responder),
             waiting,
             limit,
         }
@@ -261,27 +263,27 @@ fn fingerprint(params: &impl serde::Serialize) -> u64 {
     hasher.finish()
 }
 
-/// Obligation to answer a call exactly once.
-/// Dropped without an answer, it sends the reason: the call was cancelled, or its handler panicked.
+/// Sends exactly one response to a call.
+/// Dropped before that, it sends the reason: the call was cancelled, or its handler panicked.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Responder {
     pub(crate) engine: Arc<Engine>,
     pub(crate) id: CallId,
     /// Whether the call counts as a stream and ends like one.
     pub(crate) stream: bool,
     pub(crate) batch: Option<Arc<Batch>>,
-    pub(crate) given: bool,
+    pub(crate) sent: bool,
 }
 
-impl Answer {
+impl Responder {
     /// Returns the text of a result, or of the error of writing it.
     fn encode(&self, result: &dyn Payload) -> String {
-        let ends = if self.stream {
-            Ends::Stream
+        let kind = if self.stream {
+            CallKind::Stream
         } else {
-            Ends::Call
+            CallKind::Plain
         };
-        match self.engine.codec().result(&self.id, result, ends) {
+        match self.engine.codec().result(&self.id, result, kind) {
             Ok(text) if text.len() > self.engine.limits.message_bytes => {
                 let max = self.engine.limits.message_bytes;
                 self.encode_error(&RpcError::limit(
@@ -309,37 +311,38 @@ impl Answer {
     }
 
     /// Sends the answer once the queue has a slot.
-    async fn give(mut self, mut text: String) {
-        if !self.engine.may_hold(text.len()) {
+    async fn send(mut self, mut text: String) {
+        if !self.engine.has_room_for(text.len()) {
             let max = self.engine.limits.unread_bytes;
-            let what = "bytes of answers that were not read";
+            let what = "bytes of unread responses";
             let error = RpcError::limit(Code::Overloaded, what, "unread_bytes", max);
             text = self.encode_error(&error);
         }
-        if let Some(text) = self.release(text) {
+        if let Some(text) = self.complete(text) {
             let _ = self.engine.respond(text).await;
         }
     }
 
     /// Sends an error at once, without waiting for a slot.
-    pub(crate) fn refuse(mut self, error: &RpcError) {
+    pub(crate) fn send_error(mut self, error: &RpcError) {
         let text = self.encode_error(error);
-        if let Some(text) = self.release(text) {
+        if let Some(text) = self.complete(text) {
             self.engine.push_now(text);
         }
     }
 
-    /// Frees the id and returns the text to send for this answer.
+    /// Frees the id and returns the text to send.
     ///
     /// The id is free before the caller sees the answer, so the caller may reuse it at once. Returns `None` if the
     /// caller wants no answer, or the batch is incomplete.
-    fn release(&mut self, text: String) -> Option<String> {
-        self.given = true;
-        let ended = self.engine.incoming().answered(&self.id);
-        if ended == Some(Ended::Closed) {
+    fn complete(&mut self, text: String) -> Option<String> {
+        self.sent = true;
+        let reason = self.engine.incoming().complete(&self.id);
+        if reason == Some(EndReason::Closed) {
             return None;
         }
-        let silent = ended == Some(Ended::Cancelled) && !self.engine.codec().answers_cancelled();
+        let silent =
+            reason == Some(EndReason::Cancelled) && !self.engine.codec().responds_to_cancelled();
         let text = if silent || matches!(self.id, CallId::Unanswered(_)) {
             String::new()
         } else {
@@ -364,52 +367,52 @@ impl Answer {
 }
 
 /// Waits for the outcome of a key on behalf of one call.
-struct Repeat {
-    answer: Option<Answer>,
-    waiting: Waiting,
+struct KeyedCall {
+    responder: Option<Responder>,
+    waiting: Waiter,
     /// Time this call may wait; the run has a separate limit.
     limit: Option<Duration>,
 }
 
-impl Repeat {
+impl KeyedCall {
     async fn run(mut self) {
         let outcome = within(self.limit, self.waiting.outcome()).await;
-        let Some(answer) = self.answer.take() else {
+        let Some(responder) = self.responder.take() else {
             return;
         };
         let text = match &outcome {
-            Ok(text) => answer.encode(&Encoded(text)),
-            Err(error) => answer.encode_error(error),
+            Ok(text) => responder.encode(&Encoded(text)),
+            Err(error) => responder.encode_error(error),
         };
-        answer.give(text).await;
+        responder.send(text).await;
     }
 }
 
-impl Drop for Repeat {
+impl Drop for KeyedCall {
     fn drop(&mut self) {
         // Only a cancelled call ends the run; a lost connection does not.
-        if let Some(answer) = &self.answer
-            && answer.engine.incoming().ended(&answer.id) == Some(Ended::Cancelled)
+        if let Some(responder) = &self.responder
+            && responder.engine.incoming().end_reason(&responder.id) == Some(EndReason::Cancelled)
         {
-            self.waiting.withdraw();
+            self.waiting.cancel_run_if_last();
         }
     }
 }
 
-impl Drop for Answer {
+impl Drop for Responder {
     fn drop(&mut self) {
-        if !self.given {
+        if !self.sent {
             let error = if std::thread::panicking() {
                 RpcError::internal("the handler of this call failed")
             } else {
                 RpcError::cancelled("the call was cancelled")
             };
             let text = self.encode_error(&error);
-            if let Some(text) = self.release(text) {
+            if let Some(text) = self.complete(text) {
                 self.engine.push_now(text);
             }
         }
-        let idle = self.engine.incoming().free(self.stream);
+        let idle = self.engine.incoming().release(self.stream);
         if idle {
             self.engine.idle.notify_waiters();
         }
@@ -438,19 +441,19 @@ impl Batch {
     /// Returns the whole batch once it is complete.
     pub(crate) fn add(
         &self,
-        mut answer: String,
+        mut response: String,
         max: usize,
         too_large: impl FnOnce() -> String,
     ) -> Option<String> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.missing -= 1;
-        if state.text.len() + answer.len() + 2 > max {
-            answer = too_large();
+        if state.text.len() + response.len() + 2 > max {
+            response = too_large();
         }
-        if !answer.is_empty() {
+        if !response.is_empty() {
             let before = if state.text.is_empty() { '[' } else { ',' };
             state.text.push(before);
-            state.text.push_str(&answer);
+            state.text.push_str(&response);
         }
         if state.missing > 0 || state.text.is_empty() {
             return None;

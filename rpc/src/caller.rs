@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 
-use crate::hello::Tokens;
+use crate::handshake::Tokens;
 
 /// Identity of the peer of a connection.
 /// The engine passes it to handlers, which decide about permissions.

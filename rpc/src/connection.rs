@@ -77,15 +77,15 @@ pub trait ReceiveHalf: Send {
     ///
     /// Override it if a message arrives in parts, so that the transport buffers no more than this. The engine checks
     /// every message in any case.
-    fn accept_up_to(&mut self, bytes: usize) {
+    fn set_message_limit(&mut self, bytes: usize) {
         let _ = bytes;
     }
 
     /// Marks the peer as identified, or as readable if no identity is required.
-    /// Returns `false` if the connection lost its place before: it is over.
+    /// Returns `false` if the listener has already evicted the connection.
     ///
-    /// Override it if connections of unidentified peers make room for others.
-    fn peer_is_known(&mut self) -> bool {
+    /// Override it if a listener evicts connections of unidentified peers.
+    fn peer_identified(&mut self) -> bool {
         true
     }
 }

@@ -1,7 +1,8 @@
 //! State that both tasks of a connection and all its handles share.
 //!
-//! The module `incoming` handles each incoming message.
+//! The module `incoming` handles each incoming message, and `controls` the control messages among them.
 
+mod controls;
 mod incoming;
 
 use std::fmt;
@@ -13,12 +14,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::CloseReason;
-use crate::action::{Router, Running};
+use crate::action::{HandlerFuture, Router};
 use crate::caller::{Auth, Caller};
 use crate::codec::{CallId, Codec, Codecs, Control, ControlPolicy};
-use crate::ledger::{Incoming, Outgoing};
+use crate::in_flight::{Incoming, Outgoing};
 use crate::limits::Limits;
-use crate::outbox::{Closed, Kind, NotTaken, Outbox};
+use crate::outbox::{Closed, Kind, Outbox, PushError};
 use crate::unread::ALL_UNREAD_BYTES;
 
 /// Counters of notable events on a connection that are no errors.
@@ -52,7 +53,7 @@ fn count(counter: &AtomicU64) -> u64 {
 }
 
 /// An admitted call, which the reader polls.
-pub(crate) type Started = (CallId, Running);
+pub(crate) type StartedCall = (CallId, HandlerFuture);
 
 pub(crate) struct Engine {
     pub(crate) limits: Limits,
@@ -78,14 +79,14 @@ pub(crate) struct Engine {
     pub(crate) silence_expected: AtomicBool,
     counters: Counters,
     bye: OnceLock<CloseReason>,
-    stop: Stop,
+    stop: StopRequest,
 }
 
 /// A request to end the connection.
 #[derive(Debug, Default)]
-struct Stop {
-    wish: Mutex<Option<(CloseReason, Duration)>>,
-    made: Notify,
+struct StopRequest {
+    request: Mutex<Option<(CloseReason, Duration)>>,
+    requested: Notify,
 }
 
 impl fmt::Debug for Engine {
@@ -97,7 +98,7 @@ impl fmt::Debug for Engine {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The ledgers hold no invariant that a panic could break for the next caller.
+    // The tables hold no invariant that a panic could break for the next caller.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -119,16 +120,16 @@ impl Engine {
             outgoing: Mutex::default(),
             incoming: Mutex::default(),
             codecs,
-            codec: codecs.settled().map_or_else(OnceLock::new, OnceLock::from),
+            codec: codecs.fixed().map_or_else(OnceLock::new, OnceLock::from),
             control_policy,
             admitted: AtomicBool::new(matches!(auth, Auth::Caller(_))),
             auth,
             token: OnceLock::new(),
-            answers_pings: AtomicBool::new(codecs.settled().is_some()),
+            answers_pings: AtomicBool::new(codecs.fixed().is_some()),
             silence_expected: AtomicBool::new(false),
             counters: Counters::default(),
             bye: OnceLock::new(),
-            stop: Stop::default(),
+            stop: StopRequest::default(),
         }
     }
 
@@ -146,7 +147,7 @@ impl Engine {
     }
 
     /// Returns the codec, once it is known.
-    pub(crate) fn settled_codec(&self) -> Option<&'static dyn Codec> {
+    pub(crate) fn known_codec(&self) -> Option<&'static dyn Codec> {
         self.codec.get().copied()
     }
 
@@ -177,12 +178,12 @@ impl Engine {
 
     /// Whether the peer has identified itself.
     /// Without a required identity, one readable message is enough.
-    pub(crate) fn knows_peer(&self) -> bool {
+    pub(crate) fn is_peer_known(&self) -> bool {
         self.admitted.load(Ordering::Relaxed) && self.codec.get().is_some()
     }
 
     /// Whether the connection may hold this many more bytes of answers.
-    pub(crate) fn may_hold(&self, bytes: usize) -> bool {
+    pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
         self.outbox.unread().saturating_add(bytes) <= self.limits.unread_bytes
     }
 
@@ -190,7 +191,7 @@ impl Engine {
     pub(crate) async fn respond(self: &Arc<Self>, text: String) -> Result<(), Closed> {
         let mut pushing = std::pin::pin!(self.outbox.push(text, Kind::Response));
         let first = std::future::poll_fn(|cx| Poll::Ready(pushing.as_mut().poll(cx))).await;
-        self.holds_more();
+        self.enforce_unread_limit();
         match first {
             Poll::Ready(pushed) => pushed,
             Poll::Pending => pushing.await,
@@ -198,33 +199,36 @@ impl Engine {
     }
 
     /// Closes the connection that holds most bytes if the total is over the limit.
-    fn holds_more(self: &Arc<Self>) {
+    fn enforce_unread_limit(self: &Arc<Self>) {
         if self.limits.unread_bytes != usize::MAX
-            && let Some(heavy) = self.outbox.counted().has_grown(self, ALL_UNREAD_BYTES)
+            && let Some(largest) = self
+                .outbox
+                .unread_counter()
+                .connection_over_limit(self, ALL_UNREAD_BYTES)
         {
-            heavy.stop(CloseReason::Flooded, Duration::ZERO);
+            largest.stop(CloseReason::Flooded, Duration::ZERO);
         }
     }
 
     /// Requests the end of the connection; queued messages get `flush` to be written.
     pub(crate) fn stop(&self, reason: CloseReason, flush: Duration) {
-        lock(&self.stop.wish).get_or_insert((reason, flush));
-        self.stop.made.notify_one();
+        lock(&self.stop.request).get_or_insert((reason, flush));
+        self.stop.requested.notify_one();
     }
 
     pub(crate) async fn stopped(&self) -> (CloseReason, Duration) {
         loop {
-            let made = self.stop.made.notified();
-            if let Some(wish) = lock(&self.stop.wish).clone() {
-                return wish;
+            let requested = self.stop.requested.notified();
+            if let Some(request) = lock(&self.stop.request).clone() {
+                return request;
             }
-            made.await;
+            requested.await;
         }
     }
 
     /// Whether the connection has been asked to end.
     pub(crate) fn is_stopping(&self) -> bool {
-        lock(&self.stop.wish).is_some()
+        lock(&self.stop.request).is_some()
     }
 
     /// Returns the close reason that the peer announced.
@@ -234,10 +238,10 @@ impl Engine {
 
     /// Sends without waiting. Closes the connection of a peer that never reads.
     pub(crate) fn push_now(self: &Arc<Self>, text: String) {
-        if self.outbox.push_now(text) == Err(NotTaken::Flooded) {
+        if self.outbox.push_now(text) == Err(PushError::Flooded) {
             self.stop(CloseReason::Flooded, Duration::ZERO);
         }
-        self.holds_more();
+        self.enforce_unread_limit();
     }
 
     pub(crate) fn control(self: &Arc<Self>, control: &Control<'_>) {

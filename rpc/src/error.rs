@@ -71,7 +71,7 @@ impl Code {
     }
 
     /// Parses a code.
-    pub fn from_word(word: &str) -> Option<Self> {
+    pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.as_str() == word)
     }
 }
@@ -177,7 +177,7 @@ impl RpcError {
     }
 
     /// Returns the fault, if the form of the call was wrong.
-    pub fn written_wrongly(&self) -> Option<Fault> {
+    pub fn protocol_fault(&self) -> Option<Fault> {
         self.0.fault
     }
 
@@ -260,7 +260,7 @@ pub enum CallError {
     #[error("{0}")]
     Refused(RpcError),
     /// The connection ended before the answer; the call may have run.
-    #[error("unavailable: connection lost before the answer: {0}")]
+    #[error("unavailable: connection lost before the response: {0}")]
     Lost(String),
     /// The connection was closed or closing before the call was sent: it did not run.
     #[error("unavailable: not sent: {0}")]

@@ -4,10 +4,41 @@ mod shapes;
 
 use serde_json::Value;
 
-use crate::codec::{self, Codec, Decoded, Encoded, Ends, Message, Unreadable, parse_params};
+use crate::codec::{self, CallKind, Codec, DecodeError, Decoded, Encoded, Message, parse_params};
 use crate::limits::Limits;
 
 pub use shapes::shapes;
+
+/// Compares the examples of [`shapes`] with a snapshot; `file` is its path.
+///
+/// `stable` replaces the parts of a text that differ with each run. The variable `UPDATE_SNAPSHOTS` makes it write the
+/// file.
+///
+/// # Panics
+/// If they differ, or the file cannot be written.
+pub fn assert_shapes(
+    codec: &dyn Codec,
+    stable: impl Fn(&str) -> String,
+    expected: &str,
+    file: &str,
+) {
+    let mut written = String::new();
+    for (name, text) in shapes(codec) {
+        let text = if text.is_empty() {
+            "(nothing)".to_owned()
+        } else {
+            stable(&text)
+        };
+        written += &[name, "\n  ", &text, "\n"].concat();
+    }
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        assert!(std::fs::write(file, &written).is_ok(), "{file}");
+    }
+    assert_eq!(
+        written, expected,
+        "the wire format changed; if intended, run with UPDATE_SNAPSHOTS=1"
+    );
+}
 
 /// Decodes a text, and checks that readable messages survive a round trip.
 ///
@@ -18,30 +49,30 @@ pub use shapes::shapes;
 pub fn decode(codec: &dyn Codec, text: &str) {
     let limits = Limits::default();
     let _ = (codec.recognises(text), codec.recognises_head(text));
-    let _ = (codec.is_answer(text), codec.id_at_start(text, &limits));
+    let _ = (codec.is_response(text), codec.id_at_start(text, &limits));
     let messages = match codec::decode(codec, text, &limits) {
         Decoded::One(one) => vec![one],
         Decoded::Batch(items) => items.into_iter().map(|(_, item)| item).collect(),
     };
     for message in messages {
         if matches!(&message, Ok(message) if !message.checked()) {
-            shortcut(codec, text, &message, &limits);
+            check_fast_path(codec, text, &message, &limits);
         }
-        check(codec, message, &limits);
+        check_round_trip(codec, message, &limits);
     }
 }
 
 /// Checks the fast path against a full parse.
 /// The full parse must give the same message, or find invalid JSON in the skipped part.
-fn shortcut(
+fn check_fast_path(
     codec: &dyn Codec,
     text: &str,
-    taken: &Result<Message<'_>, Unreadable>,
+    fast: &Result<Message<'_>, DecodeError>,
     limits: &Limits,
 ) {
-    let body = match taken {
+    let body = match fast {
         Ok(Message::Call { params, .. }) => *params,
-        Ok(Message::Answer {
+        Ok(Message::Response {
             outcome: Ok(body), ..
         }) => body,
         _ => return,
@@ -49,7 +80,7 @@ fn shortcut(
     if serde_json::from_str::<Value>(body).is_err() {
         return;
     }
-    match (taken, codec.read_again(text, limits)) {
+    match (fast, codec.decode_fully(text, limits)) {
         (
             Ok(Message::Call {
                 id, action, params, ..
@@ -64,8 +95,8 @@ fn shortcut(
             assert_eq!((id, action, *params), (&i, &a, p));
         }
         (
-            Ok(Message::Answer { id, .. }),
-            Ok(Message::Answer {
+            Ok(Message::Response { id, .. }),
+            Ok(Message::Response {
                 id: i,
                 outcome: Ok(b),
                 ..
@@ -78,16 +109,16 @@ fn shortcut(
     }
 }
 
-fn check(codec: &dyn Codec, message: Result<Message<'_>, Unreadable>, limits: &Limits) {
+fn check_round_trip(codec: &dyn Codec, message: Result<Message<'_>, DecodeError>, limits: &Limits) {
     match message {
         Ok(Message::Call {
             action,
             params,
-            meta_inside,
+            has_meta,
             meta,
             ..
         }) => {
-            let Ok(Value::Object(params)) = parse_params::<Value>(params, meta_inside) else {
+            let Ok(Value::Object(params)) = parse_params::<Value>(params, has_meta) else {
                 return;
             };
             let Ok(again) = codec.call(Some(1), &action, &params, &meta) else {
@@ -97,7 +128,7 @@ fn check(codec: &dyn Codec, message: Result<Message<'_>, Unreadable>, limits: &L
                 action: action_again,
                 params: params_again,
                 meta: meta_again,
-                meta_inside,
+                has_meta,
                 ..
             })) = codec::decode(codec, &again, limits)
             else {
@@ -112,18 +143,18 @@ fn check(codec: &dyn Codec, message: Result<Message<'_>, Unreadable>, limits: &L
             assert_eq!(meta, meta_again);
             assert_eq!(
                 Value::Object(params),
-                parse_params::<Value>(params_again, meta_inside).unwrap_or_default()
+                parse_params::<Value>(params_again, has_meta).unwrap_or_default()
             );
         }
-        Ok(Message::Answer {
+        Ok(Message::Response {
             id,
             outcome: Ok(body),
             ..
         }) if body.starts_with('{') => {
-            let Ok(again) = codec.result(&id, &Encoded(body), Ends::Call) else {
+            let Ok(again) = codec.result(&id, &Encoded(body), CallKind::Plain) else {
                 return;
             };
-            let Decoded::One(Ok(Message::Answer {
+            let Decoded::One(Ok(Message::Response {
                 id: id_again,
                 outcome: Ok(body_again),
                 ..
@@ -133,14 +164,14 @@ fn check(codec: &dyn Codec, message: Result<Message<'_>, Unreadable>, limits: &L
             };
             assert_eq!((id, body), (id_again, body_again));
         }
-        Ok(Message::Answer {
+        Ok(Message::Response {
             id,
             outcome: Err(error),
             ..
         }) => {
             let _ = codec.error(Some(&id), &error);
         }
-        Err(Unreadable { id, error }) => {
+        Err(DecodeError { id, error }) => {
             let _ = codec.error(id.as_ref(), &error);
         }
         Ok(_) => {}

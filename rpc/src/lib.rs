@@ -2,17 +2,20 @@
 //!
 //! # Layout, in reading order
 //!
-//! - [`connection`]: the interface to a transport. A [`Connection`] sends and receives whole strings.
-//! - [`action`]: the actions. An [`Action`] has a name and types, [`Handle`] handles it, a [`Router`] joins the two.
+//! - `connection`: the interface to a transport. A [`Connection`] sends and receives whole strings.
+//! - `action`: the actions. An [`Action`] has a name and types, [`Handle`] handles it, a [`Router`] joins the two.
 //! - `peer`: the calling side. [`Peer::call`], [`Peer::stream`]; dropping either cancels the call.
 //! - `session`: [`Session::start`] runs a connection with one task that reads and one that writes.
-//! - `engine`: the state that the tasks share; `engine::incoming`: handling of each incoming message.
-//! - `call`: a call of the peer from its parameters to its answer.
-//! - `ledger`, `outbox`: the waiting calls, and the queue in front of the writer. No I/O.
+//! - `engine`: the state that the tasks share; `engine::incoming` and `engine::controls` handle incoming messages.
+//! - `call`: a call of the peer from its parameters to its response.
+//! - `in_flight`, `outbox`, `unread`: the calls in flight, the queue in front of the writer, and the bytes of
+//!   responses that peers have not read. No I/O.
 //! - [`codec`]: the encoding of messages. JSON-RPC is built in; an endpoint may offer others, and the peer's first
 //!   message selects one.
-//! - [`limits`], [`error`], [`hello`], [`keys`]: limits, errors, tokens and request keys.
-//! - [`large`]: reuse of the memory of large messages.
+//! - `caller`, `handshake`: the identity of a peer, and the call that transmits its token.
+//! - `idempotency`: calls that run once however often they are sent. `turns`: calls that run in order.
+//! - `limits`, `error`: limits and errors.
+//! - `buffer_pool`: reuse of the memory of large messages.
 //!
 //! # A connection by hand
 //!
@@ -45,7 +48,7 @@
 //!     }
 //! }
 //!
-//! // An action, and who handles it.
+//! // An action and its handler.
 //! #[derive(Serialize, Deserialize)]
 //! struct Text {
 //!     text: String,
@@ -77,37 +80,38 @@
 //! # }
 //! ```
 
-pub mod action;
+mod action;
+#[doc(hidden)] // Only the transports need it, and processes that release memory when they are idle.
+pub mod buffer_pool;
 mod call;
 mod caller;
 pub mod codec;
-pub mod connection;
+mod connection;
 mod engine;
-pub mod error;
+mod error;
 #[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)] // Only the fuzzer and the tests of codecs need it.
 pub mod fuzzing;
-pub mod hello;
-pub mod keys;
-pub mod large;
-mod ledger;
-pub mod limits;
+mod handshake;
+mod idempotency;
+mod in_flight;
+mod limits;
 mod outbox;
 mod peer;
 mod session;
-pub mod turns;
+mod turns;
 mod unread;
 
 pub use action::{Action, Empty, Handle, Never, Router, RouterBuilder};
-pub use call::{Call, ChunkSink, Withdrawal};
+pub use call::{Call, Cancellation, ChunkSink};
 pub use caller::{Auth, Caller};
 pub use codec::{Codec, Codecs, ControlPolicy, JsonRpc};
 pub use connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
 pub use engine::Stats;
 pub use error::{CallError, Code, Fault, LimitDetail, RpcError};
-pub use hello::{Hello, HelloParams, HelloResult, Tokens};
-pub use keys::{KeyLimits, KeyStore};
+pub use handshake::{Hello, HelloLimits, HelloParams, HelloResult, Tokens};
 pub use limits::Limits;
-pub use peer::{Asked, Chunks, Peer, Request};
+pub use peer::{Chunks, Peer, PendingCall, Request};
 pub use session::{CloseReason, Options, Session};
 pub use turns::{Turn, Turns};
 pub use unread::{ALL_UNREAD_BYTES, take_unread_peak, unread_bytes};

@@ -51,10 +51,10 @@ pub struct Limits {
 
 /// Bytes that a message may grow by when it is forwarded.
 /// The causes are a longer id, members filled in and another name.
-const PASSED_ON: usize = 64 * 1024;
+const FORWARDING_OVERHEAD: usize = 64 * 1024;
 
 /// Number of silent heartbeats that end a connection.
-pub(crate) const HEARTBEATS_MISSED: u32 = 3;
+pub(crate) const MAX_MISSED_HEARTBEATS: u32 = 3;
 
 impl Default for Limits {
     fn default() -> Self {
@@ -93,7 +93,7 @@ impl Limits {
     pub fn in_process() -> Self {
         let outside = Self::default();
         Self {
-            message_bytes: outside.message_bytes + PASSED_ON,
+            message_bytes: outside.message_bytes + FORWARDING_OVERHEAD,
             unread_bytes: usize::MAX,
             heartbeat: None,
             ..outside

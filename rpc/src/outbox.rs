@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, oneshot};
 
-use crate::unread::Unread;
+use crate::unread::UnreadCounter;
 
 /// Bytes of a message that take one further slot in the queue.
 const SLOT_BYTES: usize = 16 * 1024;
@@ -21,19 +21,19 @@ pub(crate) struct Outbox {
     wake: Notify,
     all_slots: usize,
     control_queue: usize,
-    unread: Unread,
+    unread: UnreadCounter,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<String>,
     /// Messages that wait for a slot, in order of arrival.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingMessage>,
     next: u64,
     /// Free slots.
     free: usize,
     /// Slots and bytes of the queued messages.
-    queued: Taken,
+    queued: TakenBatch,
     /// Slots of queued messages that did not wait for them.
     unslotted: usize,
     /// Whether the writer must check that the peer is still there.
@@ -42,7 +42,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingMessage {
     number: u64,
     message: String,
     weight: usize,
@@ -52,8 +52,8 @@ struct Waiting {
 
 /// Slots and bytes that a batch holds until it is sent.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Taken {
-    places: usize,
+pub(crate) struct TakenBatch {
+    slots: usize,
     /// Bytes of responses.
     unread: usize,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Closed;
 
 /// Reason why a control message was not queued.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NotTaken {
+pub(crate) enum PushError {
     Closed,
     /// The peer does not read its messages.
     Flooded,
@@ -89,7 +89,7 @@ impl Outbox {
             wake: Notify::new(),
             all_slots: slots,
             control_queue,
-            unread: Unread::default(),
+            unread: UnreadCounter::default(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Outbox {
         self.unread.bytes()
     }
 
-    pub(crate) fn counted(&self) -> &Unread {
+    pub(crate) fn unread_counter(&self) -> &UnreadCounter {
         &self.unread
     }
 
@@ -112,7 +112,7 @@ impl Outbox {
     pub(crate) async fn push(&self, message: String, kind: Kind) -> Result<(), Closed> {
         let weight = (1 + message.len() / SLOT_BYTES).min(self.all_slots);
         let response = kind == Kind::Response;
-        let (waits, queued) = {
+        let (guard, queued) = {
             let mut state = self.state();
             if state.closed {
                 return Err(Closed);
@@ -129,28 +129,28 @@ impl Outbox {
             state.next += 1;
             let number = state.next;
             let (sender, queued) = oneshot::channel();
-            state.waiting.push_back(Waiting {
+            state.waiting.push_back(WaitingMessage {
                 number,
                 message,
                 weight,
                 response,
                 queued: sender,
             });
-            (Waits(self, number), queued)
+            (WaitGuard(self, number), queued)
         };
         let queued = queued.await;
-        drop(waits);
+        drop(guard);
         queued.map_err(|_| Closed)
     }
 
     /// Queues a message without waiting for a slot.
-    pub(crate) fn push_now(&self, message: String) -> Result<(), NotTaken> {
+    pub(crate) fn push_now(&self, message: String) -> Result<(), PushError> {
         let mut state = self.state();
         if state.closed {
-            return Err(NotTaken::Closed);
+            return Err(PushError::Closed);
         }
         if state.unslotted >= self.control_queue {
-            return Err(NotTaken::Flooded);
+            return Err(PushError::Flooded);
         }
         state.unslotted += 1 + message.len() / SLOT_BYTES;
         state.queued.unread += message.len();
@@ -171,7 +171,7 @@ impl Outbox {
     /// Moves all queued messages into `batch`; `None` once closed and empty.
     /// Moves none if the writer must only probe the peer. The slots are free again when the caller passes the result
     /// to [`sent`](Self::sent).
-    pub(crate) async fn take(&self, batch: &mut VecDeque<String>) -> Option<Taken> {
+    pub(crate) async fn take(&self, batch: &mut VecDeque<String>) -> Option<TakenBatch> {
         loop {
             {
                 let mut state = self.state();
@@ -190,10 +190,10 @@ impl Outbox {
     }
 
     /// Frees the slots of a sent batch.
-    pub(crate) fn sent(&self, taken: Taken) {
+    pub(crate) fn sent(&self, taken: TakenBatch) {
         self.unread.remove(taken.unread);
         let mut state = self.state();
-        state.free += taken.places;
+        state.free += taken.slots;
         state.admit();
         drop(state);
         self.wake.notify_one();
@@ -223,7 +223,7 @@ impl Outbox {
 impl State {
     fn enqueue(&mut self, message: String, weight: usize, response: bool) {
         self.free -= weight;
-        self.queued.places += weight;
+        self.queued.slots += weight;
         if response {
             self.queued.unread += message.len();
         }
@@ -243,9 +243,9 @@ impl State {
 }
 
 /// A message that waits for a slot. Dropping it withdraws the message.
-struct Waits<'a>(&'a Outbox, u64);
+struct WaitGuard<'a>(&'a Outbox, u64);
 
-impl Drop for Waits<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         let Self(outbox, number) = self;
         let mut state = outbox.state();
@@ -267,17 +267,17 @@ impl Drop for Waits<'_> {
 mod tests {
     use super::*;
 
-    fn places(taken: Option<Taken>) -> Option<usize> {
-        taken.map(|taken| taken.places)
+    fn slots(taken: Option<TakenBatch>) -> Option<usize> {
+        taken.map(|taken| taken.slots)
     }
 
     #[tokio::test]
-    async fn control_messages_need_no_place_and_keep_their_order() {
+    async fn control_messages_need_no_slot_and_keep_their_order() {
         let outbox = Outbox::new(1, 8);
         outbox.push("call".into(), Kind::Call).await.unwrap();
         outbox.push_now("cancel".into()).unwrap();
         let mut batch = VecDeque::new();
-        assert_eq!(places(outbox.take(&mut batch).await), Some(1));
+        assert_eq!(slots(outbox.take(&mut batch).await), Some(1));
         assert_eq!(batch, ["call", "cancel"]);
     }
 
@@ -291,44 +291,44 @@ mod tests {
         );
         assert!(second.await.is_err());
         let mut batch = VecDeque::new();
-        let places = outbox.take(&mut batch).await.unwrap();
-        outbox.sent(places);
+        let slots = outbox.take(&mut batch).await.unwrap();
+        outbox.sent(slots);
         outbox.push("third".into(), Kind::Call).await.unwrap();
     }
 
     #[tokio::test]
-    async fn a_message_heavier_than_the_queue_takes_all_of_it() {
+    async fn a_message_larger_than_the_queue_takes_all_slots() {
         let outbox = Outbox::new(2, 8);
         outbox
             .push("x".repeat(10 * SLOT_BYTES), Kind::Call)
             .await
             .unwrap();
         let mut batch = VecDeque::new();
-        assert_eq!(places(outbox.take(&mut batch).await), Some(2));
+        assert_eq!(slots(outbox.take(&mut batch).await), Some(2));
     }
 
     #[test]
-    fn a_peer_that_does_not_read_is_found_out() {
+    fn a_peer_that_does_not_read_is_reported_as_flooded() {
         let outbox = Outbox::new(1, 2);
         outbox.push_now("1".into()).unwrap();
         outbox.push_now("2".into()).unwrap();
-        assert_eq!(outbox.push_now("3".into()), Err(NotTaken::Flooded));
+        assert_eq!(outbox.push_now("3".into()), Err(PushError::Flooded));
     }
 
     #[tokio::test]
-    async fn closing_sends_what_is_queued_and_refuses_the_rest() {
+    async fn closing_sends_queued_messages_and_refuses_new_ones() {
         let outbox = Outbox::new(4, 4);
         outbox.push("last".into(), Kind::Call).await.unwrap();
         outbox.close();
         assert_eq!(outbox.push("late".into(), Kind::Call).await, Err(Closed));
         let mut batch = VecDeque::new();
-        assert_eq!(places(outbox.take(&mut batch).await), Some(1));
+        assert_eq!(slots(outbox.take(&mut batch).await), Some(1));
         batch.clear();
         assert_eq!(outbox.take(&mut batch).await, None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_wait_are_queued_in_the_order_in_which_they_came() {
+    async fn waiting_messages_are_queued_in_order_of_arrival() {
         use futures::FutureExt as _;
         let outbox = Outbox::new(2, 8);
         outbox.push("0".into(), Kind::Call).await.unwrap();
@@ -337,7 +337,7 @@ mod tests {
             .map(|text| Box::pin(outbox.push(text.into(), Kind::Response).fuse()))
             .into();
         for push in &mut waiting {
-            assert!(push.as_mut().now_or_never().is_none(), "there is a place");
+            assert!(push.as_mut().now_or_never().is_none(), "a slot is free");
         }
         assert_eq!(outbox.unread(), 5);
         // Withdrawn while it waits: it is not sent and holds no bytes.
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_held_of_what_is_cleared() {
+    async fn clearing_releases_all_bytes() {
         let outbox = Outbox::new(1, 8);
         outbox.push("queued".into(), Kind::Response).await.unwrap();
         outbox.push_now("now".into()).unwrap();

@@ -17,12 +17,12 @@ use crate::caller::Caller;
 use crate::codec::{CallId, Control, Flow, Grant, Meta};
 use crate::engine::{Engine, Stats};
 use crate::error::{CallError, RpcError};
-use crate::ledger::{Body, Item};
+use crate::in_flight::{Body, StreamItem};
 use crate::outbox::Kind;
 use crate::session::CloseReason;
 
 /// Time a caller waits beyond its deadline, so that the callee's error can arrive.
-const SLACK: Duration = Duration::from_millis(250);
+const ERROR_GRACE: Duration = Duration::from_millis(250);
 
 /// Handle for calls to the other end of a connection.
 /// Cheap to clone; it does not keep the connection open.
@@ -57,7 +57,7 @@ impl Peer {
 
     /// Calls without an answer.
     pub async fn notify<A: Action>(&self, params: &A::Params) -> Result<(), CallError> {
-        if let Some(reason) = self.0.outgoing().over() {
+        if let Some(reason) = self.0.outgoing().closed_reason() {
             return Err(CallError::NotSent(reason.to_owned()));
         }
         let text = self
@@ -101,7 +101,7 @@ impl Peer {
 
     /// Whether a new call would fail without being sent.
     pub fn is_closed(&self) -> bool {
-        self.0.outgoing().over().is_some()
+        self.0.outgoing().closed_reason().is_some()
     }
 
     /// Whether the peer has announced its end with an immediate restart.
@@ -128,7 +128,7 @@ fn check_size(size: usize, limit: usize) -> Result<(), CallError> {
 }
 
 /// A call that is not sent yet; see [`Peer::request`].
-#[must_use = "nothing is sent until `call`, `ask` or `stream`"]
+#[must_use = "nothing is sent until `call`, `send` or `stream`"]
 pub struct Request<'a, A: Action> {
     engine: &'a Arc<Engine>,
     params: &'a A::Params,
@@ -153,8 +153,8 @@ impl<A: Action> Request<'_, A> {
         self
     }
 
-    /// Sets the request key, so that a repeated call does not run again.
-    /// See [`crate::KeyStore`].
+    /// Sets the idempotency key, so that a repeated call does not run again.
+    /// The server keeps the outcome for ten minutes and returns it to every repetition.
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.meta.key = Some(key.into());
         self
@@ -185,24 +185,24 @@ impl<A: Action> Request<'_, A> {
 
     /// Sends the call and waits for its result.
     pub async fn call(self) -> Result<A::Result, CallError> {
-        self.ask().await?.answer().await
+        self.send().await?.result().await
     }
 
     /// Sends the call. When this returns, the call has its position in the order.
-    pub async fn ask(mut self) -> Result<Asked<A>, CallError> {
+    pub async fn send(mut self) -> Result<PendingCall<A>, CallError> {
         self.meta.credit = 0;
-        let registered = self.engine.outgoing().call();
+        let registered = self.engine.outgoing().register_call();
         let (id, answer) = registered.map_err(CallError::NotSent)?;
         // The guard exists before the call is sent. Wherever this future is dropped, the guard removes the call, and
         // cancels it if it was sent.
         let mut guard = Guard::new(self.engine, id);
         let text = self.encode(id)?;
         let deadline = self.meta.deadline.map(|left| {
-            let over = Instant::now().checked_add(left.saturating_add(SLACK));
-            (left, over)
+            let until = Instant::now().checked_add(left.saturating_add(ERROR_GRACE));
+            (left, until)
         });
         in_time(deadline, guard.send(text)).await??;
-        Ok(Asked {
+        Ok(PendingCall {
             guard,
             answer,
             deadline,
@@ -219,18 +219,18 @@ impl<A: Action> Request<'_, A> {
             }
             Flow::Credit => {}
         }
-        let registered = self.engine.outgoing().stream(self.meta.credit);
+        let registered = self.engine.outgoing().register_stream(self.meta.credit);
         let (id, items) = registered.map_err(CallError::NotSent)?;
         let mut guard = Guard::new(self.engine, id);
         let text = self.encode(id)?;
-        let patience = |left: Duration| Box::pin(tokio::time::sleep(left.saturating_add(SLACK)));
-        let mut deadline = self.meta.deadline.map(|left| (left, patience(left)));
+        let sleep = |left: Duration| Box::pin(tokio::time::sleep(left.saturating_add(ERROR_GRACE)));
+        let mut deadline = self.meta.deadline.map(|left| (left, sleep(left)));
         match &mut deadline {
             None => guard.send(text).await?,
-            Some((left, over)) => tokio::select! {
+            Some((left, until)) => tokio::select! {
                 biased;
                 sent = guard.send(text) => sent?,
-                () = over => return Err(CallError::Timeout(*left)),
+                () = until => return Err(CallError::Timeout(*left)),
             },
         }
         Ok(Chunks {
@@ -254,7 +254,7 @@ async fn in_time<T>(
     work: impl Future<Output = T>,
 ) -> Result<T, CallError> {
     match deadline {
-        Some((left, Some(over))) => tokio::time::timeout_at(over, work)
+        Some((left, Some(until))) => tokio::time::timeout_at(until, work)
             .await
             .map_err(|_| CallError::Timeout(left)),
         // A deadline too far in the future to represent never passes.
@@ -264,25 +264,25 @@ async fn in_time<T>(
 
 /// A sent call. Dropping it cancels the call.
 #[must_use = "dropping it cancels the call"]
-pub struct Asked<A: Action> {
+pub struct PendingCall<A: Action> {
     guard: Guard,
     answer: oneshot::Receiver<Result<Body, RpcError>>,
     deadline: Option<Deadline>,
     action: PhantomData<fn() -> A>,
 }
 
-impl<A: Action> fmt::Debug for Asked<A> {
+impl<A: Action> fmt::Debug for PendingCall<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Asked");
-        shown.field("action", &A::NAME).finish_non_exhaustive()
+        let mut out = f.debug_struct("PendingCall");
+        out.field("action", &A::NAME).finish_non_exhaustive()
     }
 }
 
-impl<A: Action> Asked<A> {
+impl<A: Action> PendingCall<A> {
     /// Waits for the result.
-    pub async fn answer(mut self) -> Result<A::Result, CallError> {
+    pub async fn result(mut self) -> Result<A::Result, CallError> {
         let answer = in_time(self.deadline, &mut self.answer).await?;
-        self.guard.over = true;
+        self.guard.finished = true;
         let engine = &self.guard.engine;
         let body = answer.map_err(|_| lost(engine))??;
         body.parse(engine.codec(), &engine.limits).map_err(shape)
@@ -293,7 +293,7 @@ fn lost(engine: &Engine) -> CallError {
     CallError::Lost(
         engine
             .outgoing()
-            .over()
+            .closed_reason()
             .unwrap_or("the connection is closed")
             .to_owned(),
     )
@@ -306,7 +306,7 @@ struct Guard {
     id: i64,
     sent: bool,
     /// Whether the answer has arrived, so that the guard cancels nothing.
-    over: bool,
+    finished: bool,
 }
 
 impl Guard {
@@ -315,7 +315,7 @@ impl Guard {
             engine: Arc::clone(engine),
             id,
             sent: false,
-            over: false,
+            finished: false,
         }
     }
 
@@ -329,10 +329,10 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if self.over {
+        if self.finished {
             return;
         }
-        let waiting = self.engine.outgoing().forget(self.id);
+        let waiting = self.engine.outgoing().remove(self.id);
         if self.sent && waiting {
             self.engine.control(&Control::Cancel {
                 id: CallId::Number(self.id),
@@ -344,7 +344,7 @@ impl Drop for Guard {
 /// The chunks of a call, in order, and then its result.
 pub struct Chunks<A: Action> {
     guard: Guard,
-    items: mpsc::Receiver<Item>,
+    items: mpsc::Receiver<StreamItem>,
     window: u32,
     /// Chunks read, and how many of those this side has acknowledged.
     read: u64,
@@ -413,21 +413,21 @@ impl<A: Action> Stream for Chunks<A> {
             return Poll::Ready(Some(Err(error)));
         }
         match ready!(this.items.poll_recv(cx)) {
-            Some(Item::Chunk(body)) => {
+            Some(StreamItem::Chunk(body)) => {
                 this.read += 1;
                 this.grant();
                 let engine = &this.guard.engine;
                 let chunk = body.parse(engine.codec(), &engine.limits);
                 Poll::Ready(Some(chunk.map_err(shape)))
             }
-            Some(Item::End(outcome)) => {
-                this.guard.over = true;
+            Some(StreamItem::End(outcome)) => {
+                this.guard.finished = true;
                 let failed = outcome.as_ref().err().cloned().map(CallError::from);
                 this.end = Some(outcome.map_err(CallError::from));
                 Poll::Ready(failed.map(Err))
             }
             None => {
-                this.guard.over = true;
+                this.guard.finished = true;
                 let error = lost(&this.guard.engine);
                 this.end = Some(Err(error.clone()));
                 Poll::Ready(Some(Err(error)))

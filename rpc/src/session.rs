@@ -17,12 +17,12 @@ use crate::action::Router;
 use crate::caller::{Auth, Caller};
 use crate::codec::{Codecs, Control, ControlPolicy};
 use crate::connection::{Connection, ConnectionError, ReceiveHalf, SendHalf};
-use crate::engine::{Engine, Started};
-use crate::limits::{HEARTBEATS_MISSED, Limits};
+use crate::engine::{Engine, StartedCall};
+use crate::limits::{Limits, MAX_MISSED_HEARTBEATS};
 use crate::peer::Peer;
 
 /// Maximum messages handled before other tasks run.
-const MESSAGES_A_TURN: usize = 512;
+const MESSAGES_PER_YIELD: usize = 512;
 
 /// Options of a connection.
 /// It has no default, because no caller suits every connection.
@@ -72,9 +72,9 @@ pub enum CloseReason {
         restart: bool,
     },
     /// No message arrived for three heartbeats.
-    Silent,
+    HeartbeatMissed,
     /// The peer sent no message in time after connecting.
-    NeverSpoke,
+    FirstMessageTimeout,
     /// The peer sends more than it reads.
     Flooded,
     /// The peer has no valid token.
@@ -88,11 +88,15 @@ impl fmt::Display for CloseReason {
         match self {
             Self::EndOfInput => f.write_str("the peer closed the connection"),
             Self::Closed => f.write_str("the connection was closed"),
-            Self::Bye { reason, .. } => write!(f, "the peer said bye: {reason}"),
-            Self::Silent => f.write_str("the peer is silent (limit heartbeat)"),
-            Self::NeverSpoke => f.write_str("no message in time (limit first_message)"),
+            Self::Bye { reason, .. } => write!(f, "the peer is closing: {reason}"),
+            Self::HeartbeatMissed => {
+                f.write_str("heartbeat: the peer sent no message for three intervals")
+            }
+            Self::FirstMessageTimeout => {
+                f.write_str("first_message: the peer sent no message in time")
+            }
             Self::Flooded => {
-                f.write_str("the peer does not read (limits control_queue, unread_bytes)")
+                f.write_str("control_queue or unread_bytes: the peer does not read its messages")
             }
             Self::Denied => f.write_str("the peer has no valid token"),
             Self::Broken(reason) => f.write_str(reason),
@@ -151,33 +155,35 @@ impl Session {
     /// Closes the connection in order.
     /// It refuses new calls, waits up to `within` for running ones, and ends the rest.
     pub async fn close(&self, within: Duration) {
-        self.close_saying("closing", false, within).await;
+        self.close_with_reason("closing", false, within).await;
     }
 
     /// Like [`close`](Self::close), and announces an immediate restart to the peer.
     /// Calls that do not finish in time continue without an answer. This process is about to end, and the next one
     /// continues their work.
     pub async fn close_for_restart(&self, within: Duration) {
-        self.close_saying("restarting", true, within).await;
+        self.close_with_reason("restarting", true, within).await;
     }
 
-    async fn close_saying(&self, reason: &str, restart: bool, within: Duration) {
+    async fn close_with_reason(&self, reason: &str, restart: bool, within: Duration) {
         let begun = Instant::now();
-        self.engine.outgoing().refuse("the connection is closing");
+        self.engine
+            .outgoing()
+            .refuse_new("the connection is closing");
         {
             let mut incoming = self.engine.incoming();
             incoming.closing = true;
-            incoming.left |= restart;
+            incoming.handed_over |= restart;
         }
-        if self.engine.settled_codec().is_some() {
+        if self.engine.known_codec().is_some() {
             self.engine.control(&Control::Bye {
                 reason: reason.into(),
                 restart,
             });
         }
         let drained = async {
-            idle(&self.engine).await;
-            answered(&self.engine).await;
+            wait_until_idle(&self.engine).await;
+            wait_for_responses(&self.engine).await;
         };
         let _ = timeout(within, drained).await;
         self.engine.stop(
@@ -198,7 +204,7 @@ impl Drop for Session {
 }
 
 /// Waits until no call of the peer runs.
-async fn idle(engine: &Engine) {
+async fn wait_until_idle(engine: &Engine) {
     loop {
         let mut notified = std::pin::pin!(engine.idle.notified());
         notified.as_mut().enable();
@@ -210,7 +216,7 @@ async fn idle(engine: &Engine) {
 }
 
 /// Waits until no call of this side waits for an answer, or none can arrive.
-async fn answered(engine: &Engine) {
+async fn wait_for_responses(engine: &Engine) {
     // Closing is rare: polling costs less than a notification with every answer.
     while engine.outgoing().in_flight() > 0 && engine.closed.borrow().is_none() {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -218,18 +224,18 @@ async fn answered(engine: &Engine) {
 }
 
 /// Delay of the first probe after the peer's end of input; doubles each time.
-const FIRST_PROBE: Duration = Duration::from_millis(100);
+const FIRST_PROBE_DELAY: Duration = Duration::from_millis(100);
 
 /// Maximum time between two probes.
-const LONGEST_PROBE: Duration = Duration::from_secs(3);
+const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Makes the writer probe the peer repeatedly; a failed probe ends the connection.
 async fn probe(engine: &Engine) {
-    let mut wait = FIRST_PROBE;
+    let mut wait = FIRST_PROBE_DELAY;
     loop {
         tokio::time::sleep(wait).await;
         engine.outbox.probe();
-        wait = (wait * 2).min(LONGEST_PROBE);
+        wait = (wait * 2).min(MAX_PROBE_INTERVAL);
     }
 }
 
@@ -251,17 +257,17 @@ async fn run(engine: Arc<Engine>, receive: Box<dyn ReceiveHalf>, mut writer: Joi
         (reason, _) => reason,
     };
     // The peer can answer no more calls, but this side may still answer its calls.
-    engine.outgoing().end(&reason.to_string());
+    engine.outgoing().close(&reason.to_string());
     let until = Instant::now() + flush;
     if flush > Duration::ZERO && !engine.is_stopping() {
         tokio::select! {
-            _ = timeout(flush, idle(&engine)) => {}
+            _ = timeout(flush, wait_until_idle(&engine)) => {}
             // A peer that has closed both directions looks the same until this side sends to it.
             () = probe(&engine) => {}
             _ = engine.stopped() => {}
         }
     }
-    engine.incoming().end();
+    engine.incoming().abort_all();
     engine.outbox.close();
     if timeout(until.saturating_duration_since(Instant::now()), &mut writer)
         .await
@@ -271,21 +277,21 @@ async fn run(engine: Arc<Engine>, receive: Box<dyn ReceiveHalf>, mut writer: Joi
         let _ = writer.await;
     }
     engine.outbox.clear();
-    tracing::debug!(%reason, "connection over");
+    tracing::debug!(%reason, "connection closed");
     engine.closed.send_replace(Some(reason));
 }
 
 async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReason {
     let mut first = engine.limits.first_message;
     let mut started = Vec::new();
-    let mut turn = 0;
-    let mut longest = engine.limits.message_bytes;
+    let mut handled = 0;
+    let mut message_limit = engine.limits.message_bytes;
     let mut known = false;
     loop {
-        let (_, may_have) = engine.longest_message();
-        if longest != may_have {
-            longest = may_have;
-            half.accept_up_to(longest);
+        let (_, max) = engine.max_message_bytes();
+        if message_limit != max {
+            message_limit = max;
+            half.set_message_limit(message_limit);
         }
         let ready = half.receive_ready();
         let received = match (ready, first) {
@@ -293,7 +299,7 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
             (None, None) => half.receive().await,
             (None, Some(limit)) => match timeout(limit, half.receive()).await {
                 Ok(received) => received,
-                Err(_) => return CloseReason::NeverSpoke,
+                Err(_) => return CloseReason::FirstMessageTimeout,
             },
         };
         first = None;
@@ -301,9 +307,9 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
         match received {
             Ok(Some(text)) => {
                 engine.accept(text, &mut started);
-                if !known && engine.knows_peer() {
+                if !known && engine.is_peer_known() {
                     known = true;
-                    if !half.peer_is_known() {
+                    if !half.peer_identified() {
                         // Calls in its first message are not started.
                         return CloseReason::Broken(ConnectionError::Closed.to_string());
                     }
@@ -314,11 +320,11 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
             Err(error) => return CloseReason::Broken(error.to_string()),
         }
         for call in started.drain(..) {
-            launch(engine, call).await;
+            start_call(engine, call).await;
         }
-        turn += 1;
-        if turn == MESSAGES_A_TURN {
-            turn = 0;
+        handled += 1;
+        if handled == MESSAGES_PER_YIELD {
+            handled = 0;
             tokio::task::yield_now().await;
         }
     }
@@ -326,7 +332,7 @@ async fn read(engine: &Arc<Engine>, mut half: Box<dyn ReceiveHalf>) -> CloseReas
 
 /// Polls a call once and spawns a task if it is not finished.
 /// Calls thus start in the order of sending, and short ones need no task.
-async fn launch(engine: &Arc<Engine>, (id, mut running): Started) {
+async fn start_call(engine: &Arc<Engine>, (id, mut running): StartedCall) {
     let first = poll_fn(|cx| {
         // A panic drops the values of the call, and that answers it.
         Poll::Ready(catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(cx))))
@@ -335,25 +341,25 @@ async fn launch(engine: &Arc<Engine>, (id, mut running): Started) {
     let first = unconstrained(first).await;
     if let Ok(Poll::Pending) = first {
         let task = tokio::spawn(running);
-        engine.incoming().runs_as(&id, task.abort_handle());
+        engine.incoming().set_task(&id, task.abort_handle());
     }
 }
 
 /// Writes queued messages in batches, and sends heartbeats.
 async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
     let mut batch = VecDeque::new();
-    let mut heart = Heart::new(&engine);
+    let mut heartbeat = Heartbeat::new(&engine);
     let frame = engine.limits.frame;
     loop {
-        let places = tokio::select! {
+        let taken = tokio::select! {
             biased;
-            places = engine.outbox.take(&mut batch) => places,
-            () = heart.beat() => {
-                heart.check(&engine);
+            taken = engine.outbox.take(&mut batch) => taken,
+            () = heartbeat.tick() => {
+                heartbeat.check(&engine);
                 continue;
             }
         };
-        let written = match places {
+        let written = match taken {
             // The timeout applies to one message; a transport detects by itself that nothing moves.
             Some(_) if batch.is_empty() => timeout(frame, half.probe()).await,
             Some(_) => {
@@ -372,8 +378,8 @@ async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
             engine.outbox.close();
             return;
         }
-        match places {
-            Some(places) => engine.outbox.sent(places),
+        match taken {
+            Some(taken) => engine.outbox.sent(taken),
             None => return,
         }
         batch.clear();
@@ -381,13 +387,13 @@ async fn write(engine: Arc<Engine>, mut half: Box<dyn SendHalf>) {
 }
 
 /// Sends pings during silence, and detects missing answers.
-struct Heart {
+struct Heartbeat {
     interval: Option<tokio::time::Interval>,
-    seen: u64,
-    silent: u32,
+    last_received: u64,
+    missed: u32,
 }
 
-impl Heart {
+impl Heartbeat {
     fn new(engine: &Engine) -> Self {
         let interval = engine.limits.heartbeat.map(|every| {
             let mut interval = tokio::time::interval_at(Instant::now() + every, every);
@@ -396,12 +402,12 @@ impl Heart {
         });
         Self {
             interval,
-            seen: 0,
-            silent: 0,
+            last_received: 0,
+            missed: 0,
         }
     }
 
-    async fn beat(&mut self) {
+    async fn tick(&mut self) {
         match &mut self.interval {
             Some(interval) => {
                 interval.tick().await;
@@ -412,14 +418,14 @@ impl Heart {
 
     fn check(&mut self, engine: &Arc<Engine>) {
         let received = engine.received.load(Ordering::Relaxed);
-        if received != self.seen || !engine.answers_pings() {
-            self.seen = received;
-            self.silent = 0;
+        if received != self.last_received || !engine.answers_pings() {
+            self.last_received = received;
+            self.missed = 0;
             return;
         }
-        self.silent += 1;
-        if self.silent > HEARTBEATS_MISSED {
-            engine.stop(CloseReason::Silent, Duration::ZERO);
+        self.missed += 1;
+        if self.missed > MAX_MISSED_HEARTBEATS {
+            engine.stop(CloseReason::HeartbeatMissed, Duration::ZERO);
         } else {
             engine.control(&Control::Ping);
         }

@@ -15,11 +15,11 @@ pub struct Turns<K>(Arc<Mutex<State<K>>>);
 
 struct State<K> {
     next: u64,
-    lanes: HashMap<K, VecDeque<Place>>,
+    queues: HashMap<K, VecDeque<Waiter>>,
 }
 
 /// One call in the queue of one key.
-struct Place {
+struct Waiter {
     number: u64,
     shared: bool,
     waker: Option<Waker>,
@@ -42,7 +42,7 @@ impl<K> Default for Turns<K> {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(State {
             next: 0,
-            lanes: HashMap::new(),
+            queues: HashMap::new(),
         })))
     }
 }
@@ -69,28 +69,28 @@ impl<K> Turns<K> {
 impl<K: Hash + Eq + Clone> Turns<K> {
     /// Takes a turn after all earlier ones with one of these keys.
     pub fn take(&self, keys: impl IntoIterator<Item = K>) -> Turn<K> {
-        self.take_place(keys, false)
+        self.enqueue(keys, false)
     }
 
     /// Like `take`, for a call that changes nothing.
     /// It does not wait for other shared turns.
     pub fn take_shared(&self, keys: impl IntoIterator<Item = K>) -> Turn<K> {
-        self.take_place(keys, true)
+        self.enqueue(keys, true)
     }
 
-    fn take_place(&self, keys: impl IntoIterator<Item = K>, shared: bool) -> Turn<K> {
+    fn enqueue(&self, keys: impl IntoIterator<Item = K>, shared: bool) -> Turn<K> {
         // Takes all keys at once, or two calls could each wait for the other.
         let mut state = self.state();
         state.next += 1;
         let number = state.next;
         let mut taken: Vec<K> = Vec::with_capacity(1);
         for key in keys {
-            let lane = state.lanes.entry(key.clone()).or_default();
-            if lane.back().is_some_and(|last| last.number == number) {
+            let queue = state.queues.entry(key.clone()).or_default();
+            if queue.back().is_some_and(|last| last.number == number) {
                 // The key is a duplicate.
                 continue;
             }
-            lane.push_back(Place {
+            queue.push_back(Waiter {
                 number,
                 shared,
                 waker: None,
@@ -108,23 +108,23 @@ impl<K: Hash + Eq + Clone> Turns<K> {
 
 impl<K: Hash + Eq> Turn<K> {
     /// Waits until every earlier turn that is not shared with this one has ended.
-    pub async fn comes(&self) {
+    pub async fn wait(&self) {
         for key in &self.keys {
             poll_fn(|cx| {
                 let mut state = self.turns.state();
-                let Some(lane) = state.lanes.get_mut(key) else {
+                let Some(queue) = state.queues.get_mut(key) else {
                     return Poll::Ready(());
                 };
                 let mut only_shared = true;
-                for (at, place) in lane.iter_mut().enumerate() {
-                    if place.number == self.number {
-                        if at == 0 || (place.shared && only_shared) {
+                for (at, waiter) in queue.iter_mut().enumerate() {
+                    if waiter.number == self.number {
+                        if at == 0 || (waiter.shared && only_shared) {
                             return Poll::Ready(());
                         }
-                        place.waker = Some(cx.waker().clone());
+                        waiter.waker = Some(cx.waker().clone());
                         return Poll::Pending;
                     }
-                    only_shared &= place.shared;
+                    only_shared &= waiter.shared;
                 }
                 Poll::Ready(())
             })
@@ -138,19 +138,19 @@ impl<K: Hash + Eq> Drop for Turn<K> {
         let mut woken = Vec::new();
         let mut state = self.turns.state();
         for key in &self.keys {
-            let Some(lane) = state.lanes.get_mut(key) else {
+            let Some(queue) = state.queues.get_mut(key) else {
                 continue;
             };
-            lane.retain(|place| place.number != self.number);
-            if lane.is_empty() {
-                state.lanes.remove(key);
+            queue.retain(|waiter| waiter.number != self.number);
+            if queue.is_empty() {
+                state.queues.remove(key);
                 continue;
             }
             // The first turn, and those that may run beside it.
-            let shared = lane[0].shared;
-            let next = lane.iter_mut().enumerate();
-            let next = next.take_while(|(at, place)| *at == 0 || (shared && place.shared));
-            woken.extend(next.filter_map(|(_, place)| place.waker.take()));
+            let shared = queue[0].shared;
+            let next = queue.iter_mut().enumerate();
+            let next = next.take_while(|(at, waiter)| *at == 0 || (shared && waiter.shared));
+            woken.extend(next.filter_map(|(_, waiter)| waiter.waker.take()));
         }
         drop(state);
         woken.into_iter().for_each(Waker::wake);
@@ -162,62 +162,62 @@ mod tests {
     use super::*;
     use futures::FutureExt as _;
 
-    fn has_come(turn: &Turn<&'static str>) -> bool {
-        turn.comes().now_or_never().is_some()
+    fn is_ready(turn: &Turn<&'static str>) -> bool {
+        turn.wait().now_or_never().is_some()
     }
 
     #[test]
-    fn turns_come_in_the_order_in_which_they_were_taken() {
+    fn turns_come_in_the_order_of_taking() {
         let turns = Turns::default();
         let [one, two, three] = [(); 3].map(|()| turns.take(["a"]));
         let other = turns.take(["b"]);
-        assert!(has_come(&one) && has_come(&other));
-        assert!(!has_come(&two) && !has_come(&three));
+        assert!(is_ready(&one) && is_ready(&other));
+        assert!(!is_ready(&two) && !is_ready(&three));
         drop(two);
         assert!(
-            !has_come(&three),
-            "a turn that is given up lets the next one pass nothing"
+            !is_ready(&three),
+            "a dropped turn does not let the next one overtake"
         );
         drop(one);
-        assert!(has_come(&three));
+        assert!(is_ready(&three));
         drop((three, other));
-        assert!(turns.state().lanes.is_empty(), "nothing is kept");
+        assert!(turns.state().queues.is_empty(), "no queue remains");
     }
 
     #[test]
-    fn shared_turns_come_together_and_wait_for_those_that_are_not() {
+    fn shared_turns_run_together_and_wait_for_exclusive_ones() {
         let turns = Turns::default();
         let readers = [(); 2].map(|()| turns.take_shared(["a"]));
         let writer = turns.take(["a"]);
         let late = turns.take_shared(["a"]);
-        assert!(readers.iter().all(has_come));
-        assert!(!has_come(&writer) && !has_come(&late));
+        assert!(readers.iter().all(is_ready));
+        assert!(!is_ready(&writer) && !is_ready(&late));
         drop(readers);
-        assert!(has_come(&writer) && !has_come(&late));
+        assert!(is_ready(&writer) && !is_ready(&late));
         drop(writer);
-        assert!(has_come(&late));
+        assert!(is_ready(&late));
     }
 
     #[test]
-    fn a_call_that_names_two_things_waits_for_both() {
+    fn a_call_with_two_keys_waits_for_both() {
         let turns = Turns::default();
         let (a, b) = (turns.take(["a"]), turns.take(["b"]));
         let both = turns.take(["a", "b", "a"]);
         let behind = turns.take(["b"]);
         drop(a);
-        assert!(!has_come(&both));
+        assert!(!is_ready(&both));
         drop(b);
-        assert!(has_come(&both) && !has_come(&behind));
+        assert!(is_ready(&both) && !is_ready(&behind));
         drop(both);
-        assert!(has_come(&behind));
+        assert!(is_ready(&behind));
     }
 
     #[tokio::test]
-    async fn a_turn_that_is_waited_for_wakes_its_call() {
+    async fn the_end_of_a_turn_wakes_the_next_call() {
         let turns = Turns::default();
         let first = turns.take(["a"]);
         let waiting = turns.take(["a"]);
-        let come = tokio::spawn(async move { waiting.comes().await });
+        let come = tokio::spawn(async move { waiting.wait().await });
         tokio::task::yield_now().await;
         drop(first);
         come.await.unwrap();

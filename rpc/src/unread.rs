@@ -15,16 +15,16 @@ pub const ALL_UNREAD_BYTES: usize = 256 * 1024 * 1024;
 /// Bytes from which a connection is tracked as a candidate for closing.
 /// Once the total exceeds half of its limit, every growing connection is tracked. The untracked ones then hold less
 /// than half.
-const NOTABLE: usize = 1024 * 1024;
+const TRACKED_FROM: usize = 1024 * 1024;
 
-static HELD: AtomicUsize = AtomicUsize::new(0);
+static TOTAL: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-static NEXT: AtomicU64 = AtomicU64::new(0);
-static NOTED: Mutex<Option<HashMap<u64, Weak<Engine>>>> = Mutex::new(None);
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
+static TRACKED: Mutex<Option<HashMap<u64, Weak<Engine>>>> = Mutex::new(None);
 
 /// Returns the bytes of unread responses that the process holds.
 pub fn unread_bytes() -> usize {
-    HELD.load(Ordering::Relaxed)
+    TOTAL.load(Ordering::Relaxed)
 }
 
 /// Returns the maximum the process has held since the last call.
@@ -32,94 +32,98 @@ pub fn take_unread_peak() -> usize {
     PEAK.swap(unread_bytes(), Ordering::Relaxed)
 }
 
-fn noted() -> MutexGuard<'static, Option<HashMap<u64, Weak<Engine>>>> {
-    NOTED.lock().unwrap_or_else(PoisonError::into_inner)
+fn tracked() -> MutexGuard<'static, Option<HashMap<u64, Weak<Engine>>>> {
+    TRACKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Unread bytes of one connection.
 #[derive(Debug)]
-pub(crate) struct Unread {
+pub(crate) struct UnreadCounter {
     bytes: AtomicUsize,
     number: u64,
     /// Whether it is tracked as a candidate for closing.
-    noted: AtomicBool,
+    is_tracked: AtomicBool,
 }
 
-impl Default for Unread {
+impl Default for UnreadCounter {
     fn default() -> Self {
         Self {
             bytes: AtomicUsize::new(0),
-            number: NEXT.fetch_add(1, Ordering::Relaxed),
-            noted: AtomicBool::new(false),
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            is_tracked: AtomicBool::new(false),
         }
     }
 }
 
-impl Unread {
+impl UnreadCounter {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn add(&self, bytes: usize) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let before = HELD.fetch_add(bytes, Ordering::Relaxed);
+        let before = TOTAL.fetch_add(bytes, Ordering::Relaxed);
         PEAK.fetch_max(before + bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn remove(&self, bytes: usize) {
         let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        HELD.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(before >= bytes, "more was removed than was held");
-        self.shrank();
+        TOTAL.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "removed more bytes than held");
+        self.untrack_if_empty();
     }
 
     /// Resets the bytes to zero.
     pub(crate) fn clear(&self) {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
-        HELD.fetch_sub(bytes, Ordering::Relaxed);
-        self.shrank();
+        TOTAL.fetch_sub(bytes, Ordering::Relaxed);
+        self.untrack_if_empty();
     }
 
     /// Stops tracking a connection that holds nothing.
-    fn shrank(&self) {
-        if self.bytes() > 0 || !self.noted.load(Ordering::Relaxed) {
+    fn untrack_if_empty(&self) {
+        if self.bytes() > 0 || !self.is_tracked.load(Ordering::Relaxed) {
             return;
         }
-        let mut all = noted();
+        let mut all = tracked();
         // It may have grown meanwhile.
         if self.bytes() == 0
             && let Some(all) = &mut *all
         {
             all.remove(&self.number);
-            self.noted.store(false, Ordering::Relaxed);
+            self.is_tracked.store(false, Ordering::Relaxed);
         }
     }
 
     /// Tracks the connection if needed; returns the one to close above the limit.
-    pub(crate) fn has_grown(&self, engine: &Arc<Engine>, most: usize) -> Option<Arc<Engine>> {
-        if self.bytes() < NOTABLE && unread_bytes() <= most / 2 {
+    pub(crate) fn connection_over_limit(
+        &self,
+        engine: &Arc<Engine>,
+        max: usize,
+    ) -> Option<Arc<Engine>> {
+        if self.bytes() < TRACKED_FROM && unread_bytes() <= max / 2 {
             return None;
         }
-        let living: Vec<_> = {
-            let mut noted = noted();
-            let noted = noted.get_or_insert_default();
-            noted.insert(self.number, Arc::downgrade(engine));
-            self.noted.store(true, Ordering::Relaxed);
-            if unread_bytes() <= most {
+        let connections: Vec<_> = {
+            let mut tracked = tracked();
+            let tracked = tracked.get_or_insert_default();
+            tracked.insert(self.number, Arc::downgrade(engine));
+            self.is_tracked.store(true, Ordering::Relaxed);
+            if unread_bytes() <= max {
                 return None;
             }
-            noted.values().filter_map(Weak::upgrade).collect()
+            tracked.values().filter_map(Weak::upgrade).collect()
         };
-        let most = living.into_iter();
-        most.max_by_key(|engine| engine.outbox.unread())
+        let connections = connections.into_iter();
+        connections.max_by_key(|engine| engine.outbox.unread())
     }
 }
 
-impl Drop for Unread {
+impl Drop for UnreadCounter {
     fn drop(&mut self) {
         self.clear();
-        if let Some(noted) = &mut *noted() {
-            noted.remove(&self.number);
+        if let Some(tracked) = &mut *tracked() {
+            tracked.remove(&self.number);
         }
     }
 }
@@ -135,31 +139,34 @@ mod tests {
     }
 
     /// Adds bytes and returns the connection to close.
-    async fn grown(engine: &Arc<Engine>, bytes: usize, most: usize) -> Option<Arc<Engine>> {
+    async fn grow(engine: &Arc<Engine>, bytes: usize, max: usize) -> Option<Arc<Engine>> {
         let text = "x".repeat(bytes);
         engine.outbox.push(text, Kind::Response).await.unwrap();
-        engine.outbox.counted().has_grown(engine, most)
+        engine
+            .outbox
+            .unread_counter()
+            .connection_over_limit(engine, max)
     }
 
     #[tokio::test]
-    async fn many_that_hold_little_are_too_much() {
-        let most = 4 * NOTABLE + NOTABLE / 4;
+    async fn many_small_connections_together_exceed_the_limit() {
+        let max = 4 * TRACKED_FROM + TRACKED_FROM / 4;
         let mut all = Vec::new();
         for _ in 0..6 {
             let one = connection();
-            assert!(grown(&one, NOTABLE / 2, most).await.is_none());
+            assert!(grow(&one, TRACKED_FROM / 2, max).await.is_none());
             all.push(one);
         }
-        let heavy = connection();
-        assert!(grown(&heavy, NOTABLE - 1, most).await.is_none());
+        let largest = connection();
+        assert!(grow(&largest, TRACKED_FROM - 1, max).await.is_none());
         // Whichever connection grows, the one that holds most is closed.
-        for bytes in [NOTABLE / 2, 1] {
+        for bytes in [TRACKED_FROM / 2, 1] {
             let one = connection();
-            let closed = grown(&one, bytes, most).await.unwrap();
-            assert!(Arc::ptr_eq(&closed, &heavy));
+            let closed = grow(&one, bytes, max).await.unwrap();
+            assert!(Arc::ptr_eq(&closed, &largest));
             all.push(one);
         }
-        heavy.outbox.clear();
-        assert!(grown(&connection(), 1, most).await.is_none());
+        largest.outbox.clear();
+        assert!(grow(&connection(), 1, max).await.is_none());
     }
 }

@@ -11,7 +11,7 @@ use box_rpc::{
     Tokens,
 };
 use box_service::connector::EndpointLink;
-use box_transports::link::LinkOptions;
+use box_transports::reconnecting::ReconnectOptions;
 use box_transports::server::Server;
 use box_transports::tls::{ClientTls, Identity, Pem, ServerTls};
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
@@ -323,7 +323,7 @@ impl Setup {
     /// starts the server later.
     pub async fn connector(&self) -> (EndpointLink, RunningServer) {
         let running = self.listen().await;
-        let options = LinkOptions {
+        let options = ReconnectOptions {
             session: Options {
                 limits: self.client.limits(),
                 codecs: self.dialect.codecs(),
@@ -333,7 +333,7 @@ impl Setup {
                 token: Some(TOKEN.to_owned()),
                 ..HelloParams::default()
             }),
-            ..LinkOptions::default()
+            ..ReconnectOptions::default()
         };
         let (endpoint, connect) = (running.endpoint.clone(), running.connect.clone());
         (EndpointLink::new(endpoint, connect, options), running)

@@ -39,7 +39,7 @@ pub struct RawAnswer {
 #[allow(missing_docs)]
 pub struct RawError {
     pub code: Code,
-    pub written_wrongly: Option<Fault>,
+    pub protocol_fault: Option<Fault>,
     pub message: String,
 }
 
@@ -179,7 +179,7 @@ impl Raw {
                     Some(error) => Err(RawError {
                         code: serde_json::from_value(error["data"]["code"].clone())
                             .expect("a word"),
-                        written_wrongly: match error["code"].as_i64() {
+                        protocol_fault: match error["code"].as_i64() {
                             Some(-32700) => Some(Fault::Parse),
                             Some(-32600) => Some(Fault::InvalidMessage),
                             Some(-32601) => Some(Fault::UnknownAction),
@@ -238,7 +238,7 @@ impl Raw {
 /// Parses LangBot's error prefixes, independently of the engine.
 fn langbot_error(text: String) -> RawError {
     let starts = |prefix: &str| text.starts_with(prefix);
-    let (code, written_wrongly) = if starts("ValueError: Action ") {
+    let (code, protocol_fault) = if starts("ValueError: Action ") {
         (Code::Unsupported, Some(Fault::UnknownAction))
     } else if starts("ValueError: Runtime message exceeds") {
         (Code::TooLarge, None)
@@ -258,7 +258,7 @@ fn langbot_error(text: String) -> RawError {
     };
     RawError {
         code,
-        written_wrongly,
+        protocol_fault,
         message: text,
     }
 }

@@ -1,6 +1,6 @@
 //! Transports: implementations of [`Connection`](box_rpc::Connection).
 //!
-//! They carry whole messages, one string each, in order, both ways. Only [`server`] and [`link`](mod@link) know about
+//! They carry whole messages, one string each, in order, both ways. Only [`server`] and [`reconnecting`] know about
 //! calls.
 //!
 //! | endpoint | module | framing | for |
@@ -14,12 +14,13 @@
 //!
 //! # Reading order
 //!
-//! 1. `bytes`: buffering, batching and timeouts of bytes, for every framing.
+//! 1. `bytes`: read and write buffers, and the timeout of a message, for every framing.
 //! 2. [`line`](mod@line): one message, one line. Most transports consist of this and a socket.
 //! 3. [`queue`], [`tcp`], [`unix`], [`stdio`], [`websocket`]: one transport each.
 //! 4. [`tls`]: certificates and configurations.
-//! 5. [`Endpoint`]: addresses as text; connecting and listening by them.
-//! 6. [`server`]: serves a router to every peer. [`link`](mod@link): a connection that reconnects.
+//! 5. `endpoint`: an [`Endpoint`] is an address as text; it connects and listens.
+//! 6. [`connection_limit`]: the maximum number of connections, and eviction.
+//! 7. [`server`]: serves a router to every peer. [`reconnecting`]: a connection that reconnects.
 //!
 //! # Guarantees of all transports
 //!
@@ -31,11 +32,11 @@
 //! * Errors never contain sent data, a key, a token or a path.
 
 mod bytes;
-pub mod endpoint;
+pub mod connection_limit;
+mod endpoint;
 pub mod line;
-pub mod link;
-pub mod places;
 pub mod queue;
+pub mod reconnecting;
 pub mod server;
 pub mod stdio;
 pub mod tcp;
@@ -43,7 +44,7 @@ pub mod tls;
 pub mod unix;
 pub mod websocket;
 
-pub use crate::bytes::free_spare_buffers;
+pub use crate::bytes::free_thread_buffers;
 pub use crate::endpoint::{
     Accepted, ConnectOptions, Endpoint, EndpointError, HostPort, ListenError, ListenOptions,
     Listener, PeerInfo, Refused, Transport,

@@ -10,11 +10,11 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), box_rpc::ConnectionError> {
-//! // Whatever reads and writes bytes; here, a few lines that have come already.
+//! // Any byte stream; here, a few lines that have already arrived.
 //! let line = Line::new(&b"[1]\r\n\n[2]"[..], tokio::io::sink(), &Limits::default());
 //! let (_, mut receive) = Box::new(line).split();
 //! assert_eq!(receive.receive().await?.as_deref(), Some("[1]"));
-//! assert_eq!(receive.receive_ready(), None, "the last line may still go on");
+//! assert_eq!(receive.receive_ready(), None, "the last line may be incomplete");
 //! assert_eq!(receive.receive().await?.as_deref(), Some("[2]"));
 //! assert_eq!(receive.receive().await?, None);
 //! # Ok(())
@@ -33,11 +33,11 @@ use std::{
 };
 
 use async_trait::async_trait;
-use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf, large};
+use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf, buffer_pool};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::bytes::{HEAD_BYTES, Intake, Outbox, Probe, WRITTEN_DIRECTLY, text_of};
-use crate::places::Place;
+use crate::bytes::{DIRECT_WRITE_BYTES, HEAD_BYTES, Probe, ReadBuffer, WriteBuffer, text_of};
+use crate::connection_limit::ConnectionPermit;
 
 /// A connection that frames by newlines.
 #[derive(Debug)]
@@ -54,14 +54,19 @@ where
     /// Frames the streams `read` and `write`.
     /// `limits` gives the maximum length and the timeout of a message.
     pub fn new(read: R, write: W, limits: &Limits) -> Self {
-        Self::in_place(read, write, limits, &Place::default())
+        Self::with_permit(read, write, limits, &ConnectionPermit::default())
     }
 
-    /// Like [`new`](Self::new), holding a place among a listener's connections.
-    pub(crate) fn in_place(read: R, write: W, limits: &Limits, place: &Place) -> Self {
+    /// Like [`new`](Self::new), with a permit of a listener.
+    pub(crate) fn with_permit(
+        read: R,
+        write: W,
+        limits: &Limits,
+        permit: &ConnectionPermit,
+    ) -> Self {
         Self {
-            send: LineSend::new(write, limits, place.clone()),
-            receive: LineReceive::new(read, limits, place.clone()),
+            send: LineSend::new(write, limits, permit.clone()),
+            receive: LineReceive::new(read, limits, permit.clone()),
         }
     }
 
@@ -72,8 +77,8 @@ where
     }
 
     /// Skips and counts lines that are not of the form `{…}` or `[…]`.
-    pub fn skip_noise(&mut self) -> NoiseCount {
-        self.receive.noise.get_or_insert_default().clone()
+    pub fn skip_non_messages(&mut self) -> SkippedLines {
+        self.receive.skipped_lines.get_or_insert_default().clone()
     }
 
     /// Returns both halves with their types.
@@ -95,56 +100,56 @@ where
 /// Sending half.
 #[derive(Debug)]
 pub struct LineSend<W> {
-    outbox: Outbox<W>,
+    write_buffer: WriteBuffer<W>,
     probe: Probe,
 }
 
 impl<W: AsyncWrite + Unpin> LineSend<W> {
-    fn new(write: W, limits: &Limits, place: Place) -> Self {
+    fn new(write: W, limits: &Limits, permit: ConnectionPermit) -> Self {
         Self {
-            outbox: Outbox::new(write, limits.frame, place),
+            write_buffer: WriteBuffer::new(write, limits.frame, permit),
             probe: Probe::default(),
         }
     }
 
     /// Takes one message; buffers small ones until the flush.
-    async fn put(&mut self, mut message: String) -> Result<(), ConnectionError> {
+    async fn write(&mut self, mut message: String) -> Result<(), ConnectionError> {
         // A line break outside of a JSON string is white space, and inside of one it is invalid JSON.
         if memchr::memchr(b'\n', message.as_bytes()).is_some() {
             message = message.replace('\n', " ");
         }
-        if message.len() >= WRITTEN_DIRECTLY {
+        if message.len() >= DIRECT_WRITE_BYTES {
             message.push('\n');
-            let written = self.outbox.write_directly(message.as_bytes()).await;
-            large::keep(message);
+            let written = self.write_buffer.write_directly(message.as_bytes()).await;
+            buffer_pool::recycle(message);
             return written;
         }
-        let buffer = self.outbox.buffer();
+        let buffer = self.write_buffer.buffer();
         buffer.extend_from_slice(message.as_bytes());
         buffer.push(b'\n');
-        self.outbox.settle().await
+        self.write_buffer.write_if_full().await
     }
 
     /// Writes and flushes the buffered messages.
     async fn finish(&mut self) -> Result<(), ConnectionError> {
-        self.outbox.flush().await
+        self.write_buffer.flush().await
     }
 
     /// Checks whether the other end is gone; may detect it only the next time.
     async fn probe(&mut self) -> Result<(), ConnectionError> {
-        self.outbox.probe(&self.probe).await
+        self.write_buffer.probe(&self.probe).await
     }
 
     /// Flushes and ends the stream in this direction.
     async fn end(&mut self) -> Result<(), ConnectionError> {
-        self.outbox.close().await
+        self.write_buffer.close().await
     }
 }
 
 #[async_trait]
 impl<W: AsyncWrite + Unpin + Send> SendHalf for LineSend<W> {
     async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
-        self.put(message).await
+        self.write(message).await
     }
 
     async fn flush(&mut self) -> Result<(), ConnectionError> {
@@ -153,7 +158,7 @@ impl<W: AsyncWrite + Unpin + Send> SendHalf for LineSend<W> {
 
     async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
         while let Some(message) = messages.pop_front() {
-            self.put(message).await?;
+            self.write(message).await?;
         }
         self.finish().await
     }
@@ -169,9 +174,9 @@ impl<W: AsyncWrite + Unpin + Send> SendHalf for LineSend<W> {
 
 /// Counter of skipped lines that cannot be messages: prints, banners, logs.
 #[derive(Debug, Clone, Default)]
-pub struct NoiseCount(Arc<AtomicU64>);
+pub struct SkippedLines(Arc<AtomicU64>);
 
-impl NoiseCount {
+impl SkippedLines {
     /// Returns the number of skipped lines.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -179,14 +184,14 @@ impl NoiseCount {
 
     fn count(&self) {
         let skipped = self.0.fetch_add(1, Ordering::Relaxed) + 1;
-        tracing::debug!(skipped, "skipped a line that is no message");
+        tracing::debug!(skipped, "skipped a line that is not a message");
     }
 }
 
 /// Receiving half.
 #[derive(Debug)]
 pub struct LineReceive<R> {
-    intake: Intake<R>,
+    read_buffer: ReadBuffer<R>,
     /// Maximum length of a line.
     limit: usize,
     /// Bytes of the waiting line already searched for its end.
@@ -196,7 +201,7 @@ pub struct LineReceive<R> {
     /// Whether the stream has ended; the waiting bytes are the last line.
     ended: bool,
     /// Set if the reader skips lines that cannot be messages.
-    noise: Option<NoiseCount>,
+    skipped_lines: Option<SkippedLines>,
 }
 
 /// Result of searching the buffered bytes.
@@ -210,14 +215,14 @@ enum Found {
 }
 
 impl<R: AsyncRead + Unpin> LineReceive<R> {
-    fn new(read: R, limits: &Limits, place: Place) -> Self {
+    fn new(read: R, limits: &Limits, permit: ConnectionPermit) -> Self {
         Self {
-            intake: Intake::new(read, limits.frame, place),
+            read_buffer: ReadBuffer::new(read, limits.frame, permit),
             limit: limits.message_bytes,
             searched: 0,
             skipping: None,
             ended: false,
-            noise: None,
+            skipped_lines: None,
         }
     }
 
@@ -235,8 +240,8 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
                 }
                 Found::Nothing if self.ended => return Ok(None),
                 Found::Nothing => {
-                    let begun = self.skipping.is_some() || !self.intake.waiting().is_empty();
-                    self.ended = !self.intake.fill(begun).await?;
+                    let begun = self.skipping.is_some() || !self.read_buffer.buffered().is_empty();
+                    self.ended = !self.read_buffer.fill(begun).await?;
                 }
             }
         }
@@ -245,7 +250,7 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
     /// Returns a whole line that has already arrived.
     fn next_ready(&mut self) -> Option<String> {
         // Only `next` can report an oversize line.
-        if self.skipping.is_some() || self.intake.waiting().len() > self.limit {
+        if self.skipping.is_some() || self.read_buffer.buffered().len() > self.limit {
             return None;
         }
         match self.find() {
@@ -257,20 +262,21 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
     /// Searches the waiting bytes for a line, and skips lines that are no message.
     fn find(&mut self) -> Found {
         loop {
-            let waiting = self.intake.waiting();
-            let end = memchr::memchr(b'\n', &waiting[self.searched..]).map(|at| self.searched + at);
+            let buffered = self.read_buffer.buffered();
+            let end =
+                memchr::memchr(b'\n', &buffered[self.searched..]).map(|at| self.searched + at);
             let (length, whole) = match end {
                 Some(end) => (end, true),
                 None => (
-                    waiting.len(),
-                    self.ended && !(waiting.is_empty() && self.skipping.is_none()),
+                    buffered.len(),
+                    self.ended && !(buffered.is_empty() && self.skipping.is_none()),
                 ),
             };
             if let Some(head) = &mut self.skipping {
-                extend_head(head, &waiting[..length]);
+                extend_head(head, &buffered[..length]);
                 self.drop_line(length, end.is_some());
                 if whole && let Some(head) = self.skipping.take() {
-                    if self.is_noise(&head, None) {
+                    if self.is_skipped(&head, None) {
                         continue;
                     }
                     return Found::TooLarge(head);
@@ -278,7 +284,7 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
                 return Found::Nothing;
             }
             if length > self.limit.saturating_add(1)
-                || (whole && trimmed(&waiting[..length]).len() > self.limit)
+                || (whole && trimmed(&buffered[..length]).len() > self.limit)
             {
                 self.skipping = Some(Vec::with_capacity(HEAD_BYTES));
                 continue;
@@ -287,15 +293,15 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
                 self.searched = length;
                 return Found::Nothing;
             }
-            let kept = trimmed(&waiting[..length]).len();
-            if kept == 0 || self.is_noise(&waiting[..kept], Some(&waiting[..kept])) {
+            let kept = trimmed(&buffered[..length]).len();
+            if kept == 0 || self.is_skipped(&buffered[..kept], Some(&buffered[..kept])) {
                 self.drop_line(length, end.is_some());
                 if end.is_none() {
                     return Found::Nothing;
                 }
                 continue;
             }
-            let line = self.intake.take(kept);
+            let line = self.read_buffer.take(kept);
             self.drop_line(length - kept, end.is_some());
             return Found::Message(line);
         }
@@ -304,17 +310,17 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
     /// Consumes `length` bytes and the newline after them.
     /// The newline ends the timeout of the line, whatever the line was.
     fn drop_line(&mut self, length: usize, newline: bool) {
-        self.intake.consume(length + usize::from(newline));
+        self.read_buffer.consume(length + usize::from(newline));
         self.searched = 0;
         if newline {
-            self.intake.message_ended();
+            self.read_buffer.message_ended();
         }
     }
 
     /// Whether to skip a line that begins with `head` and ends like `tail`.
     /// `tail` is set if the end is known. Counts a skipped line.
-    fn is_noise(&self, head: &[u8], tail: Option<&[u8]>) -> bool {
-        let Some(noise) = &self.noise else {
+    fn is_skipped(&self, head: &[u8], tail: Option<&[u8]>) -> bool {
+        let Some(skipped_lines) = &self.skipped_lines else {
             return false;
         };
         let close = match head.trim_ascii_start().first() {
@@ -325,7 +331,7 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
         let framed =
             close.is_some() && tail.is_none_or(|tail| tail.trim_ascii_end().last() == close);
         if !framed {
-            noise.count();
+            skipped_lines.count();
         }
         !framed
     }
@@ -341,12 +347,12 @@ impl<R: AsyncRead + Unpin + Send> ReceiveHalf for LineReceive<R> {
         self.next_ready()
     }
 
-    fn accept_up_to(&mut self, bytes: usize) {
+    fn set_message_limit(&mut self, bytes: usize) {
         self.limit = bytes;
     }
 
-    fn peer_is_known(&mut self) -> bool {
-        self.intake.keep_place()
+    fn peer_identified(&mut self) -> bool {
+        self.read_buffer.confirm_permit()
     }
 }
 

@@ -32,7 +32,7 @@ use async_trait::async_trait;
 use box_rpc::{Connection, ConnectionError, ReceiveHalf, SendHalf};
 use tokio::{sync::mpsc, task::coop};
 
-use crate::places::Place;
+use crate::connection_limit::ConnectionPermit;
 
 /// Capacity in messages of each direction of a named queue.
 const NAMED_CAPACITY: usize = 1024;
@@ -54,8 +54,8 @@ pub struct Queue {
 ///
 /// Dropping an end, or its sending half, ends the other with `None`.
 pub fn pair(capacity: usize) -> (Queue, Queue) {
-    let there = Arc::new(Lane::new(capacity));
-    let back = Arc::new(Lane::new(capacity));
+    let there = Arc::new(Channel::new(capacity));
+    let back = Arc::new(Channel::new(capacity));
     (
         Queue::joined(Arc::clone(&there), Arc::clone(&back)),
         Queue::joined(back, there),
@@ -63,25 +63,25 @@ pub fn pair(capacity: usize) -> (Queue, Queue) {
 }
 
 impl Queue {
-    fn joined(outgoing: Arc<Lane>, incoming: Arc<Lane>) -> Self {
+    fn joined(outgoing: Arc<Channel>, incoming: Arc<Channel>) -> Self {
         Self {
             send: QueueSend {
-                lane: outgoing,
+                channel: outgoing,
                 one: VecDeque::new(),
-                place: Place::default(),
+                permit: ConnectionPermit::default(),
             },
             receive: QueueReceive {
-                lane: incoming,
+                channel: incoming,
                 taken: VecDeque::new(),
-                place: Place::default(),
+                permit: ConnectionPermit::default(),
             },
         }
     }
 
-    /// Returns the same end, holding a place among a listener's connections.
-    pub(crate) fn in_place(mut self, place: &Place) -> Self {
-        self.send.place = place.clone();
-        self.receive.place = place.clone();
+    /// Adds a permit of a listener.
+    pub(crate) fn with_permit(mut self, permit: &ConnectionPermit) -> Self {
+        self.send.permit = permit.clone();
+        self.receive.permit = permit.clone();
         self
     }
 }
@@ -94,27 +94,27 @@ impl Connection for Queue {
 
 /// One direction of a pair.
 #[derive(Debug)]
-struct Lane {
+struct Channel {
     capacity: usize,
-    state: Mutex<LaneState>,
+    state: Mutex<ChannelState>,
 }
 
-/// Messages of a lane, and the tasks that wait for a change.
+/// Messages of a channel, and the tasks that wait for a change.
 #[derive(Debug, Default)]
-struct LaneState {
+struct ChannelState {
     /// Messages sent and not yet taken.
     messages: VecDeque<String>,
     /// Whether the sender has ended.
-    ended: bool,
+    sender_closed: bool,
     /// Whether the receiver is gone.
-    abandoned: bool,
+    receiver_closed: bool,
     /// Sender that waits for capacity.
     sender: Option<Waker>,
     /// Receiver that waits for a message.
     receiver: Option<Waker>,
 }
 
-impl Lane {
+impl Channel {
     fn new(capacity: usize) -> Self {
         Self {
             capacity: capacity.max(1),
@@ -124,18 +124,18 @@ impl Lane {
 
     /// Locks the state.
     /// No user code runs under the lock, so a poisoned lock still holds a consistent state.
-    fn state(&self) -> MutexGuard<'_, LaneState> {
+    fn state(&self) -> MutexGuard<'_, ChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves messages in until `batch` is empty; waits while the lane is full.
-    fn poll_put(
+    /// Moves messages in until `batch` is empty; waits while the channel is full.
+    fn poll_send(
         &self,
         cx: &mut Context<'_>,
         batch: &mut VecDeque<String>,
     ) -> Poll<Result<(), ConnectionError>> {
         let mut state = self.state();
-        if state.abandoned || state.ended {
+        if state.receiver_closed || state.sender_closed {
             return Poll::Ready(Err(ConnectionError::Closed));
         }
         let room = self.capacity.saturating_sub(state.messages.len());
@@ -148,7 +148,7 @@ impl Lane {
         let waiting = if batch.is_empty() {
             None
         } else {
-            remember(&mut state.sender, cx);
+            register_waker(&mut state.sender, cx);
             Some(Poll::Pending)
         };
         let receiver = if state.messages.is_empty() {
@@ -164,13 +164,13 @@ impl Lane {
     }
 
     /// Swaps an empty `taken` with all waiting messages; `false` at the end.
-    fn poll_take(&self, cx: &mut Context<'_>, taken: &mut VecDeque<String>) -> Poll<bool> {
+    fn poll_receive(&self, cx: &mut Context<'_>, taken: &mut VecDeque<String>) -> Poll<bool> {
         let mut state = self.state();
         if state.messages.is_empty() {
-            if state.ended {
+            if state.sender_closed {
                 return Poll::Ready(false);
             }
-            remember(&mut state.receiver, cx);
+            register_waker(&mut state.receiver, cx);
             return Poll::Pending;
         }
         std::mem::swap(&mut state.messages, taken);
@@ -183,9 +183,9 @@ impl Lane {
     }
 
     /// Ends the sending side: the receiver gets the waiting messages, then `None`.
-    fn end(&self) {
+    fn close_sender(&self) {
         let mut state = self.state();
-        state.ended = true;
+        state.sender_closed = true;
         let receiver = state.receiver.take();
         drop(state);
         if let Some(receiver) = receiver {
@@ -194,9 +194,9 @@ impl Lane {
     }
 
     /// Ends the receiving side: drops waiting messages and wakes the sender.
-    fn abandon(&self) {
+    fn close_receiver(&self) {
         let mut state = self.state();
-        state.abandoned = true;
+        state.receiver_closed = true;
         let unread = std::mem::take(&mut state.messages);
         let sender = state.sender.take();
         drop(state);
@@ -208,7 +208,7 @@ impl Lane {
 }
 
 /// Stores the waker of the waiting task; clones it only if the task changed.
-fn remember(slot: &mut Option<Waker>, cx: &Context<'_>) {
+fn register_waker(slot: &mut Option<Waker>, cx: &Context<'_>) {
     match slot {
         Some(waker) => waker.clone_from(cx.waker()),
         None => *slot = Some(cx.waker().clone()),
@@ -218,24 +218,24 @@ fn remember(slot: &mut Option<Waker>, cx: &Context<'_>) {
 /// Sending half.
 #[derive(Debug)]
 struct QueueSend {
-    lane: Arc<Lane>,
+    channel: Arc<Channel>,
     /// Buffer that lets a single message use the same path as a batch.
     one: VecDeque<String>,
     #[allow(dead_code, reason = "held, not read")]
-    place: Place,
+    permit: ConnectionPermit,
 }
 
 impl QueueSend {
-    /// Puts all of `batch` into the lane.
+    /// Puts all of `batch` into the channel.
     /// If the future is dropped early, the remaining messages stay in `batch`.
     async fn put(&self, batch: &mut VecDeque<String>) -> Result<(), ConnectionError> {
         if batch.is_empty() {
             return Ok(());
         }
         poll_fn(|cx| {
-            let turn = ready!(coop::poll_proceed(cx));
-            let result = ready!(self.lane.poll_put(cx, batch));
-            turn.made_progress();
+            let budget = ready!(coop::poll_proceed(cx));
+            let result = ready!(self.channel.poll_send(cx, batch));
+            budget.made_progress();
             Poll::Ready(result)
         })
         .await
@@ -258,12 +258,12 @@ impl SendHalf for QueueSend {
     }
 
     async fn close(&mut self) -> Result<(), ConnectionError> {
-        self.lane.end();
+        self.channel.close_sender();
         Ok(())
     }
 
     async fn probe(&mut self) -> Result<(), ConnectionError> {
-        if self.lane.state().abandoned {
+        if self.channel.state().receiver_closed {
             return Err(ConnectionError::Closed);
         }
         Ok(())
@@ -272,29 +272,29 @@ impl SendHalf for QueueSend {
 
 impl Drop for QueueSend {
     fn drop(&mut self) {
-        self.lane.end();
+        self.channel.close_sender();
     }
 }
 
 /// Receiving half.
 #[derive(Debug)]
 struct QueueReceive {
-    lane: Arc<Lane>,
-    /// Messages taken from the lane and not yet returned.
+    channel: Arc<Channel>,
+    /// Messages taken from the channel and not yet returned.
     taken: VecDeque<String>,
     #[allow(dead_code, reason = "held, not read")]
-    place: Place,
+    permit: ConnectionPermit,
 }
 
 #[async_trait]
 impl ReceiveHalf for QueueReceive {
     async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
-        let Self { lane, taken, .. } = self;
+        let Self { channel, taken, .. } = self;
         if taken.is_empty() {
             let more = poll_fn(|cx| {
-                let turn = ready!(coop::poll_proceed(cx));
-                let more = ready!(lane.poll_take(cx, taken));
-                turn.made_progress();
+                let budget = ready!(coop::poll_proceed(cx));
+                let more = ready!(channel.poll_receive(cx, taken));
+                budget.made_progress();
                 Poll::Ready(more)
             })
             .await;
@@ -313,7 +313,7 @@ impl ReceiveHalf for QueueReceive {
 
 impl Drop for QueueReceive {
     fn drop(&mut self) {
-        self.lane.abandon();
+        self.channel.close_receiver();
     }
 }
 

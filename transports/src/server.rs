@@ -21,13 +21,13 @@ pub struct Server {
 
 /// Metrics of a [`Server`] that another owner holds.
 #[derive(Debug, Clone)]
-pub struct Gauge {
+pub struct ServerMetrics {
     endpoint: Endpoint,
     refused: Refused,
     sessions: Weak<Mutex<HashMap<u64, Arc<Session>>>>,
 }
 
-impl Gauge {
+impl ServerMetrics {
     /// Returns the endpoint of the server.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
@@ -77,7 +77,7 @@ impl Server {
                     let options = options(&accepted.peer);
                     let session =
                         Session::start_boxed(accepted.connection, router.clone(), options);
-                    keep(&sessions, next.fetch_add(1, Ordering::Relaxed), session);
+                    track(&sessions, next.fetch_add(1, Ordering::Relaxed), session);
                 }
             }
         });
@@ -105,8 +105,8 @@ impl Server {
     }
 
     /// Returns its metrics, which stay valid while the server lives.
-    pub fn gauge(&self) -> Gauge {
-        Gauge {
+    pub fn metrics(&self) -> ServerMetrics {
+        ServerMetrics {
             endpoint: self.endpoint.clone(),
             refused: self.refused.clone(),
             sessions: Arc::downgrade(&self.sessions),
@@ -141,19 +141,25 @@ impl Server {
         // The listener is gone and its address free before the connections close.
         let _ = (&mut self.accepting).await;
         let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
-        let closing = sessions.iter().map(|session| async move {
-            if restart {
-                session.close_for_restart(within).await;
-            } else {
-                session.close(within).await;
-            }
-        });
-        futures::future::join_all(closing).await;
+        close_all(&sessions, within, restart).await;
     }
 }
 
+/// Closes sessions in order, all at the same time, each within `within`.
+/// `restart` announces to the peers whether this server returns at once.
+pub async fn close_all(sessions: &[Arc<Session>], within: Duration, restart: bool) {
+    let closing = sessions.iter().map(|session| async move {
+        if restart {
+            session.close_for_restart(within).await;
+        } else {
+            session.close(within).await;
+        }
+    });
+    futures::future::join_all(closing).await;
+}
+
 /// Stores a session until it is over.
-fn keep(sessions: &Sessions, number: u64, session: Session) {
+fn track(sessions: &Sessions, number: u64, session: Session) {
     let session = Arc::new(session);
     lock(sessions).insert(number, Arc::clone(&session));
     let sessions = Arc::downgrade(sessions);

@@ -109,19 +109,19 @@ pub struct ClientTls {
 #[non_exhaustive]
 pub enum TlsError {
     /// A file could not be read.
-    #[error("a certificate or key file cannot be read: {}", .0.kind())]
+    #[error("certificate or key file: cannot be read: {}", .0.kind())]
     Unreadable(#[source] io::Error),
     /// A file or text does not contain the expected PEM items.
-    #[error("no {0} in PEM form where one is expected")]
+    #[error("{0}: no PEM item found")]
     NotPem(&'static str),
     /// The system has no trusted authorities, and none were given.
-    #[error("no certificate authorities: the system has none, and none were given")]
+    #[error("certificate authorities: the system has none; configure one")]
     NoAuthorities,
     /// The name of the server is neither a host name nor an address.
-    #[error("the server's name is neither a host name nor an address")]
+    #[error("server_name: neither a host name nor an address")]
     Name,
     /// Certificate and key do not match, or an authority is unusable.
-    #[error("unusable certificate or key: {0}")]
+    #[error("certificate or key: unusable: {0}")]
     Unusable(String),
 }
 
@@ -142,7 +142,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// Creates a store that trusts these authorities; all must be usable.
-fn trusting(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore, TlsError> {
+fn root_store(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
         roots.add(authority).map_err(unusable)?;
@@ -158,7 +158,7 @@ impl ServerTls {
             .map_err(unusable)?;
         let builder = match &self.client_ca {
             Some(ca) => {
-                let roots = trusting(ca.certificates("certificate authority")?)?;
+                let roots = root_store(ca.certificates("certificate authority")?)?;
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
                         .build()
@@ -179,7 +179,7 @@ impl ClientTls {
     /// Returns the configuration for connecting.
     fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let roots = match &self.ca {
-            Some(ca) => trusting(ca.certificates("certificate authority")?)?,
+            Some(ca) => root_store(ca.certificates("certificate authority")?)?,
             None => system_roots()?,
         };
         let builder = ClientConfig::builder_with_provider(provider())

@@ -66,12 +66,12 @@ impl UnixListener {
         // The temporary name may fit into a socket address where `path` does not.
         SocketAddrUnix::new(path).map_err(io::Error::from)?;
         let _lock = lock(directory);
-        make_way(path)?;
+        check_path_free(path)?;
         let mut random = [0; 8];
         fill_random(&mut random)?;
-        let unfinished = directory.join(format!(".{:016x}", u64::from_ne_bytes(random)));
-        let bound = bind_at(&unfinished).and_then(|socket| {
-            fs::rename(&unfinished, path)?;
+        let temporary = directory.join(format!(".{:016x}", u64::from_ne_bytes(random)));
+        let bound = bind_at(&temporary).and_then(|socket| {
+            fs::rename(&temporary, path)?;
             let socket = tokio::net::UnixListener::from_std(socket.into())?;
             Ok((socket, fs::symlink_metadata(path)?))
         });
@@ -82,7 +82,7 @@ impl UnixListener {
                 file: (file.dev(), file.ino()),
             }),
             Err(error) => {
-                let _ = fs::remove_file(&unfinished);
+                let _ = fs::remove_file(&temporary);
                 Err(error.into())
             }
         }
@@ -128,7 +128,7 @@ fn lock(directory: &Path) -> Option<fs::File> {
 }
 
 /// Checks that `path` is free or holds a stale socket.
-fn make_way(path: &Path) -> Result<(), ListenError> {
+fn check_path_free(path: &Path) -> Result<(), ListenError> {
     match fs::symlink_metadata(path) {
         Ok(file) if !file.file_type().is_socket() => Err(ListenError::NotASocket),
         Ok(_) if is_alive(path)? => Err(ListenError::InUse),

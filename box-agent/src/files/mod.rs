@@ -119,7 +119,7 @@ impl Files {
         } else {
             self.turns.take(keys)
         };
-        turn.comes().await;
+        turn.wait().await;
         turn
     }
 

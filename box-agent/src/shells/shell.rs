@@ -199,7 +199,7 @@ impl Shell {
                 agent.end_held(command, ExitWhy::Killed);
                 return (command.snapshot(), None);
             }
-            guard = async { turn.comes().await; self.interpreter.lock().await } => guard,
+            guard = async { turn.wait().await; self.interpreter.lock().await } => guard,
         };
         self.state().current = Some(command.id.clone());
         let result = self

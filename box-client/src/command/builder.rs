@@ -15,7 +15,7 @@ use super::reader::Shared;
 use crate::chunk::{Offsets, Output};
 use crate::error::ClientError;
 use crate::execution::Execution;
-use box_transports::link::Remote;
+use box_transports::reconnecting::Remote;
 
 /// How long a command may run without a reader, unless it is detached.
 pub const DEFAULT_IDLE_LIMIT: Duration = Duration::from_mins(5);

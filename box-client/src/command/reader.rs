@@ -12,7 +12,7 @@ use super::chunk_stream::{Begin, ChunkStream, Event, Key};
 use crate::chunk::{Capture, Chunk, Offsets, of};
 use crate::error::ClientError;
 use crate::reconnect::{Decision, Loss, Reconnect};
-use box_transports::link::Remote;
+use box_transports::reconnecting::Remote;
 
 /// State that the reader and the handle share.
 #[derive(Debug)]

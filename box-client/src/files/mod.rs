@@ -24,7 +24,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use crate::chunk::Offsets;
 use crate::command::{Begin, CommandHandle, DEFAULT_CAPTURE_LIMIT, Key, Shared};
 use crate::error::ClientError;
-use box_transports::link::Remote;
+use box_transports::reconnecting::Remote;
 
 pub use reader::FileReader;
 pub use writer::FileWriter;

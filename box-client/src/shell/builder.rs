@@ -8,7 +8,7 @@ use box_protocol::{BoxId, DEFAULT_MOUNT_PATH, Env, Invalid, ShellId};
 use super::ShellHandle;
 use crate::command::millis;
 use crate::error::ClientError;
-use box_transports::link::Remote;
+use box_transports::reconnecting::Remote;
 
 /// How long a request to a shell may produce no output.
 pub const DEFAULT_SILENCE_LIMIT: Duration = Duration::from_mins(10);

@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use crate::error::ClientError;
 use crate::files::Files;
-use box_transports::link::Remote;
+use box_transports::reconnecting::Remote;
 
 pub use builder::{DEFAULT_DOWNLOAD_ROOT, DEFAULT_SILENCE_LIMIT, ShellBuilder};
 pub use run::{Replaced, ShellRunBuilder};

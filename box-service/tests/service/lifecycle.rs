@@ -9,7 +9,7 @@ use box_protocol::{BoxError, Code};
 use box_rpc::{Caller, Options};
 use box_service::connector::{EndpointLink, InProcess};
 use box_service::{BoxService, Connector, RuntimeClient, ServiceConfig};
-use box_transports::link::LinkOptions;
+use box_transports::reconnecting::ReconnectOptions;
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions};
 use serde_json::json;
@@ -200,7 +200,7 @@ async fn an_endpoint_connects_and_disconnects() {
         EndpointLink::new(
             endpoint.clone(),
             ConnectOptions::default(),
-            LinkOptions::default(),
+            ReconnectOptions::default(),
         )
     };
     let unreachable = link().first_connection(Duration::from_millis(50));

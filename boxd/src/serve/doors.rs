@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use box_gateways::langbot::BOTH;
 use box_rpc::{Auth, Caller, Codecs, Options, Router};
-use box_transports::server::{Gauge, Server};
+use box_transports::server::{Server, ServerMetrics};
 use box_transports::tls::{Identity, Pem, ServerTls};
-use box_transports::websocket::Gate;
+use box_transports::websocket::UpgradePolicy;
 use box_transports::{Endpoint, ListenOptions, PeerInfo};
 
 use super::tokens::Tokens;
@@ -37,7 +37,7 @@ impl Doors {
             let options = ListenOptions {
                 tls: tls(&endpoint, section)?,
                 max_connections: section.max_connections,
-                gate: Some(Arc::new(browsers_kept_out(&endpoint, section))),
+                upgrade_policy: Some(Arc::new(browsers_kept_out(&endpoint, section))),
                 ..ListenOptions::default()
             };
             let listener = endpoint.listen(&options).await;
@@ -58,8 +58,8 @@ impl Doors {
     }
 
     /// Returns the metrics of each listener.
-    pub(super) fn gauges(&self) -> Vec<Gauge> {
-        self.servers.iter().map(Server::gauge).collect()
+    pub(super) fn gauges(&self) -> Vec<ServerMetrics> {
+        self.servers.iter().map(Server::metrics).collect()
     }
 
     /// Closes the listeners and lets running calls finish within this time.
@@ -165,14 +165,14 @@ pub(super) fn names(allowed: &[String], host: &str) -> Vec<String> {
 }
 
 /// Returns the websocket checks: an allowed host name, and no web page.
-fn browsers_kept_out(endpoint: &Endpoint, section: &ServerSection) -> Gate {
+fn browsers_kept_out(endpoint: &Endpoint, section: &ServerSection) -> UpgradePolicy {
     let Endpoint::WebSocket { address, path, .. } = endpoint else {
-        return Gate::new();
+        return UpgradePolicy::new();
     };
     let gate = if path.is_empty() {
-        Gate::new()
+        UpgradePolicy::new()
     } else {
-        Gate::new().paths([path])
+        UpgradePolicy::new().paths([path])
     };
     gate.hosts(names(&section.allowed_hosts, &address.host))
 }

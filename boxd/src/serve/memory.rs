@@ -22,7 +22,7 @@ pub(super) async fn give_back() {
         tracing::debug!(bytes = most, "memory of unread responses goes back");
         // No task waits for the result, which may take a while.
         let _ = tokio::task::spawn_blocking(|| {
-            box_rpc::large::free();
+            box_rpc::buffer_pool::clear();
             box_sys::release_memory();
         })
         .await;

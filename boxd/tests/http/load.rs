@@ -235,7 +235,7 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
     };
     prlimit(Some(served.pid()), Resource::Nofile, few).unwrap();
     // Authenticated callers keep their connections.
-    let waits = "no connection is accepted for now";
+    let waits = "accepting connections failed; retrying";
     let hello = format!(
         "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"hello\",\"params\":{{\"token\":\"{ANN}\"}}}}\n"
     );
@@ -283,7 +283,7 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
             served.log()
         );
     }
-    served.wait_for_log("connections are accepted again");
+    served.wait_for_log("accepting connections again");
     let log = served.log();
     let said = log.lines().find(|line| line.contains(waits)).unwrap();
     let reason = "this process has no file descriptor left (EMFILE); raise its limit";

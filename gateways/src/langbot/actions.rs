@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use box_protocol::BoxError;
-use box_rpc::{Action, Call, ControlPolicy, Handle, Never, Router, Withdrawal, contract};
+use box_rpc::{Action, Call, Cancellation, ControlPolicy, Handle, Never, Router, contract};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
@@ -24,7 +24,7 @@ type Text = Box<RawValue>;
 pub(super) struct Data {
     text: Text,
     /// Reports whether the caller has withdrawn the call.
-    pub(super) withdrawal: Withdrawal,
+    pub(super) cancellation: Cancellation,
 }
 
 impl Deref for Data {
@@ -73,7 +73,7 @@ macro_rules! actions {
                     let context = context.as_deref().map(RawValue::get);
                     let data = Data {
                         text,
-                        withdrawal: call.withdrawal(),
+                        cancellation: call.cancellation(),
                     };
                     self.$whose(context, data, $do).await
                 }
@@ -204,22 +204,22 @@ pub(super) async fn to_its_end<T: Send + 'static>(
 }
 
 /// Work that outlives its connection and ends if the caller withdraws it.
-pub(super) struct UnlessWithdrawn<T: Send + 'static> {
+pub(super) struct UnlessCancelled<T: Send + 'static> {
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-    withdrawal: Withdrawal,
+    cancellation: Cancellation,
 }
 
-impl<T: Send> UnlessWithdrawn<T> {
+impl<T: Send> UnlessCancelled<T> {
     pub(super) fn new(
-        withdrawal: Withdrawal,
+        cancellation: Cancellation,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Self {
         let work = Some(Box::pin(work) as Pin<Box<_>>);
-        Self { work, withdrawal }
+        Self { work, cancellation }
     }
 }
 
-impl<T: Send> Future for UnlessWithdrawn<T> {
+impl<T: Send> Future for UnlessCancelled<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
@@ -234,14 +234,14 @@ impl<T: Send> Future for UnlessWithdrawn<T> {
     }
 }
 
-impl<T: Send> Drop for UnlessWithdrawn<T> {
+impl<T: Send> Drop for UnlessCancelled<T> {
     fn drop(&mut self) {
         let Some(work) = self.work.take() else {
             return;
         };
         // Outside a Tokio runtime no work can continue.
         if let Ok(runtime) = tokio::runtime::Handle::try_current()
-            && !self.withdrawal.happened()
+            && !self.cancellation.was_cancelled()
         {
             runtime.spawn(async move { drop(work.await) });
         }

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use box_rpc::codec::{
-    CallId, Control, Decoded, Ends, Flow, Grant, Message, Meta, Part, Payload, Unreadable,
-    id_at_start, members_at_start, parse_fault, write_object, write_text, written,
+    CallId, CallKind, Control, DecodeError, Decoded, Flow, Grant, Message, Meta, Part, Payload,
+    encode_with, id_at_start, members_at_start, parse_fault, write_object, write_text,
 };
 use box_rpc::{Codec, Fault, Limits, RpcError};
 use serde::Deserialize;
@@ -60,7 +60,7 @@ impl Codec for Frames {
         id_at_start(head, "\"seq_id\"", limits)
     }
 
-    fn is_answer(&self, head: &str) -> bool {
+    fn is_response(&self, head: &str) -> bool {
         let members = members_at_start(head);
         !members.contains("\"action\"") && members.contains("\"code\"")
     }
@@ -80,9 +80,9 @@ impl Codec for Frames {
         &self,
         id: &CallId,
         body: &dyn Payload,
-        ends: Ends,
+        kind: CallKind,
     ) -> Result<String, serde_json::Error> {
-        let status = if ends == Ends::Stream {
+        let status = if kind == CallKind::Stream {
             "end"
         } else {
             "continue"
@@ -118,7 +118,7 @@ impl Codec for Frames {
     }
 
     /// LangBot expects no answer to a cancelled action.
-    fn answers_cancelled(&self) -> bool {
+    fn responds_to_cancelled(&self) -> bool {
         false
     }
 }
@@ -163,7 +163,7 @@ impl TryFrom<u8> for One {
     }
 }
 
-fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
+fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, DecodeError> {
     let frame: Frame<'a> =
         serde_json::from_str(text).map_err(|error| misshapen(text, &error, limits))?;
     let id = frame
@@ -188,7 +188,7 @@ fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable>
             },
             _ => Part::Whole,
         };
-        return Ok(Message::Answer {
+        return Ok(Message::Response {
             id,
             outcome,
             part,
@@ -200,21 +200,21 @@ fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable>
     };
     let Some(id) = id.filter(|id| matches!(id, CallId::Number(_))) else {
         let error = RpcError::fault(Fault::InvalidMessage, "seq_id must be a whole number");
-        return Err(Unreadable {
+        return Err(DecodeError {
             id: Some(CallId::Number(UNKNOWN_ID)),
             error,
         });
     };
     let Some(params) = object else {
         let error = RpcError::fault(Fault::InvalidMessage, "data must be an object");
-        return Err(Unreadable {
+        return Err(DecodeError {
             id: Some(id),
             error,
         });
     };
     if let Some(control) = read_control(&action, params) {
         return Ok(Message::Control {
-            ask: Some(id),
+            reply_to: Some(id),
             control,
             context: frame.context.map(RawValue::get),
         });
@@ -234,7 +234,7 @@ fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable>
         action,
         params,
         checked: true,
-        meta_inside: false,
+        has_meta: false,
         meta,
     })
 }
@@ -242,7 +242,7 @@ fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable>
 /// Handles a frame with a member of the wrong type.
 ///
 /// The codec answers such a request and ignores such a response.
-fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> Unreadable {
+fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> DecodeError {
     #[derive(Deserialize)]
     struct Outline<'a> {
         #[serde(borrow, default)]
@@ -255,7 +255,7 @@ fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> Unreadab
     let outline = serde_json::from_str::<Outline<'_>>(text).ok();
     let request = outline.filter(|outline| outline.action.is_some() && outline.code.is_none());
     let Some(request) = request else {
-        return Unreadable {
+        return DecodeError {
             id: None,
             error: parse_fault(error),
         };
@@ -263,7 +263,7 @@ fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> Unreadab
     let id = request
         .seq_id
         .and_then(|id| CallId::from_token(id.get(), limits.id_bytes));
-    Unreadable {
+    DecodeError {
         id: Some(id.unwrap_or(CallId::Number(UNKNOWN_ID))),
         error: RpcError::fault(Fault::InvalidMessage, error.to_string()),
     }
@@ -320,7 +320,7 @@ fn call(
     params: &dyn Payload,
     meta: &Meta,
 ) -> Result<String, serde_json::Error> {
-    written(256, |out| {
+    encode_with(256, |out| {
         let _ = write!(out, "{{\"seq_id\":{id},\"action\":");
         write_text(out, action);
         out.extend_from_slice(b",\"data\":");
@@ -350,7 +350,7 @@ fn success(
     status: &str,
     index: Option<u64>,
 ) -> Result<String, serde_json::Error> {
-    written(256, |out| {
+    encode_with(256, |out| {
         let _ = write!(
             out,
             "{{\"seq_id\":{id},\"code\":0,\"message\":\"success\",\"data\":"

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::Host;
-use super::actions::{Data, UnlessWithdrawn};
+use super::actions::{Data, UnlessCancelled};
 use super::context::Placement;
 use super::errors::stale;
 use super::mounts::check_artifacts;
@@ -99,7 +99,7 @@ pub(super) async fn exec(
                 () = lease.stale() => Err(stale()),
             }
         };
-        UnlessWithdrawn::new(data.withdrawal, run).await
+        UnlessCancelled::new(data.cancellation, run).await
     };
     let result = match outcome {
         Ok(result) => result,

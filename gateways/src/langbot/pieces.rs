@@ -130,7 +130,7 @@ impl Assembly {
     }
 
     /// Changes the message limit to `limit` bytes.
-    pub(super) fn accept_up_to(&mut self, limit: usize) {
+    pub(super) fn set_message_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
 

@@ -269,7 +269,7 @@ async fn unheard<W: AsyncWrite + Unpin + Send + 'static>(pinger: &Pinger<W>, roo
         ticks.tick().await;
         // While the queue is full, the relay reads nothing and cannot see the answer to a ping.
         let listening = room.available_permits() > 0;
-        let now = pinger.heard();
+        let now = pinger.frames_received();
         if listening && heard == Some(now) {
             return;
         }

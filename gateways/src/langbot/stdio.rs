@@ -28,7 +28,7 @@ impl InPieces {
     /// Wraps `lines`; `limits` gives the maximum message length and receive time.
     pub fn over(lines: Box<dyn Connection>, limits: &Limits) -> Self {
         let (send, mut receive) = lines.split();
-        receive.accept_up_to(limits.message_bytes.max(LINE_BYTES));
+        receive.set_message_limit(limits.message_bytes.max(LINE_BYTES));
         Self {
             send,
             receive,
@@ -159,13 +159,13 @@ impl ReceiveHalf for Receive {
         None
     }
 
-    fn accept_up_to(&mut self, bytes: usize) {
-        self.lines.accept_up_to(bytes.max(LINE_BYTES));
-        self.assembly.accept_up_to(bytes);
+    fn set_message_limit(&mut self, bytes: usize) {
+        self.lines.set_message_limit(bytes.max(LINE_BYTES));
+        self.assembly.set_message_limit(bytes);
     }
 
-    fn peer_is_known(&mut self) -> bool {
-        self.lines.peer_is_known()
+    fn peer_identified(&mut self) -> bool {
+        self.lines.peer_identified()
     }
 }
 

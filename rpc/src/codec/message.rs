@@ -52,7 +52,7 @@ impl fmt::Display for CallId {
 pub struct Meta {
     /// Time left for the call.
     pub deadline: Option<Duration>,
-    /// Request key: the call runs once however often it is sent.
+    /// Idempotency key: the call runs once however often it is sent.
     pub key: Option<String>,
     /// Chunks the caller accepts; 0 requests none.
     pub credit: u32,
@@ -72,15 +72,15 @@ pub enum Message<'a> {
         /// Parameters, a JSON object.
         params: &'a str,
         /// Whether the codec has parsed the whole text as JSON.
-        /// See [`Codec::read_again`](super::Codec::read_again).
+        /// See [`Codec::decode_fully`](super::Codec::decode_fully).
         checked: bool,
         /// Whether the parameters contain `_meta`, which the action must not see.
-        meta_inside: bool,
+        has_meta: bool,
         /// Metadata of the call.
         meta: Meta,
     },
     /// An answer, or a part of one, to a call of this side.
-    Answer {
+    Response {
         /// Id of the call.
         id: CallId,
         /// The result or chunk, a JSON object, or the error.
@@ -88,13 +88,13 @@ pub enum Message<'a> {
         /// Which part of the answer this is.
         part: Part,
         /// Whether the codec has parsed the whole text as JSON.
-        /// See [`Codec::read_again`](super::Codec::read_again).
+        /// See [`Codec::decode_fully`](super::Codec::decode_fully).
         checked: bool,
     },
-    /// A message for the engine itself. With `ask`, the sender expects an answer.
+    /// A message for the engine itself. With `reply_to`, the sender expects an answer.
     Control {
         /// Id under which the sender waits for an answer.
-        ask: Option<CallId>,
+        reply_to: Option<CallId>,
         /// The control message.
         control: Control<'a>,
         /// Context of the sender, as JSON, if the codec transmits it.
@@ -109,7 +109,7 @@ impl Message<'_> {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn checked(&self) -> bool {
         match self {
-            Self::Call { checked, .. } | Self::Answer { checked, .. } => *checked,
+            Self::Call { checked, .. } | Self::Response { checked, .. } => *checked,
             Self::Control { .. } | Self::Ignored => true,
         }
     }
@@ -186,7 +186,7 @@ pub enum Grant {
 
 /// A text that is no valid message, with the error to answer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Unreadable {
+pub struct DecodeError {
     /// Id of the call, if it could be read.
     pub id: Option<CallId>,
     /// The error.
@@ -197,7 +197,7 @@ pub struct Unreadable {
 #[derive(Debug, PartialEq)]
 pub enum Decoded<'a> {
     /// One message.
-    One(Result<Message<'a>, Unreadable>),
+    One(Result<Message<'a>, DecodeError>),
     /// Several messages, each with its own text. Their answers go out together.
-    Batch(Vec<(&'a str, Result<Message<'a>, Unreadable>)>),
+    Batch(Vec<(&'a str, Result<Message<'a>, DecodeError>)>),
 }

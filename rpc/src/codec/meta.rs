@@ -47,23 +47,23 @@ pub(super) fn milliseconds(time: Duration) -> u64 {
 }
 
 /// Whether these parameters may contain `_meta`.
-pub(super) fn is_inside(params: &str) -> bool {
+pub(super) fn is_present(params: &str) -> bool {
     memchr::memmem::find(params.as_bytes(), b"\"_meta\"").is_some()
 }
 
 /// Reads `_meta` of a parameter object; returns the default if it has none.
 pub(super) fn read(params: &str) -> Result<Meta, serde_json::Error> {
-    if !is_inside(params) {
+    if !is_present(params) {
         return Ok(Meta::default());
     }
     let outer: Outer<'_> = serde_json::from_str(params)?;
-    let said = outer.meta.map(|meta| Meta {
-        deadline: meta.deadline_ms.map(Duration::from_millis),
-        key: meta.key.map(Cow::into_owned),
-        credit: meta.credit,
-        context: meta.context.map(|context| context.get().into()),
+    let meta = outer.meta.map(|wire| Meta {
+        deadline: wire.deadline_ms.map(Duration::from_millis),
+        key: wire.key.map(Cow::into_owned),
+        credit: wire.credit,
+        context: wire.context.map(|context| context.get().into()),
     });
-    Ok(said.unwrap_or_default())
+    Ok(meta.unwrap_or_default())
 }
 
 /// Writes the value of `_meta`.
@@ -85,9 +85,9 @@ pub(super) fn write(out: &mut Vec<u8>, meta: &Meta) -> Result<(), serde_json::Er
 /// Parses an action's parameters, without `_meta`. The error names the field.
 pub(crate) fn parse_params<P: DeserializeOwned>(
     params: &str,
-    meta_inside: bool,
+    has_meta: bool,
 ) -> Result<P, RpcError> {
-    let without = meta_inside.then(|| without(params)).transpose();
+    let without = has_meta.then(|| without_meta(params)).transpose();
     let without = without.map_err(|error| fault::<P>(params, &error))?;
     let params = without.as_deref().unwrap_or(params);
     serde_json::from_str(params).map_err(|error| fault::<P>(params, &error))
@@ -95,7 +95,7 @@ pub(crate) fn parse_params<P: DeserializeOwned>(
 
 /// Returns a copy of the parameters without `_meta`.
 /// It is a copy because an action may parse its parameters as one text.
-fn without(params: &str) -> Result<String, serde_json::Error> {
+fn without_meta(params: &str) -> Result<String, serde_json::Error> {
     let Members(members) = serde_json::from_str(params)?;
     let mut rest = String::with_capacity(params.len());
     rest.push('{');

@@ -15,12 +15,12 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::buffer_pool::PooledWriter;
 use crate::error::{Code, Fault, RpcError};
-use crate::large::Growing;
 use crate::limits::Limits;
 
 pub use jsonrpc::JsonRpc;
-pub use message::{CallId, Control, Decoded, Grant, Message, Meta, Part, Unreadable};
+pub use message::{CallId, Control, DecodeError, Decoded, Grant, Message, Meta, Part};
 pub(crate) use meta::parse_params;
 
 /// Writes and reads the messages of a connection.
@@ -44,7 +44,7 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
     /// Decodes a text completely after [`decode`](Self::decode) skipped a part of it.
     ///
     /// In that case `checked` is false. The engine calls this when the skipped part is not as expected.
-    fn read_again<'a>(&self, text: &'a str, limits: &Limits) -> Result<Message<'a>, Unreadable> {
+    fn decode_fully<'a>(&self, text: &'a str, limits: &Limits) -> Result<Message<'a>, DecodeError> {
         match self.decode(text, limits) {
             Decoded::One(one) => one,
             Decoded::Batch(_) => Ok(Message::Ignored),
@@ -55,7 +55,7 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
     fn id_at_start(&self, head: &str, limits: &Limits) -> Option<CallId>;
 
     /// Whether an unreadable message is an answer; see [`members_at_start`].
-    fn is_answer(&self, head: &str) -> bool;
+    fn is_response(&self, head: &str) -> bool;
 
     /// Returns the call of a chunk that begins with `head`.
     /// Used where a chunk is not written as an answer.
@@ -78,19 +78,19 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
         &self,
         id: &CallId,
         body: &dyn Payload,
-        ends: Ends,
+        kind: CallKind,
     ) -> Result<String, serde_json::Error>;
 
     /// Writes the error of a call; `None` if the codec does not transmit it.
     fn error(&self, id: Option<&CallId>, error: &RpcError) -> Option<String>;
 
-    /// Writes chunk number `index`, from 1; `room` estimates the length of the text.
+    /// Writes chunk number `index`, from 1; `capacity` estimates the length of the text.
     fn chunk(
         &self,
         id: &CallId,
         index: u64,
         body: &dyn Payload,
-        room: usize,
+        capacity: usize,
     ) -> Result<String, serde_json::Error>;
 
     /// Writes a control message; `None` if the codec does not have it.
@@ -102,7 +102,7 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Whether the callee answers a call that its caller has cancelled.
-    fn answers_cancelled(&self) -> bool {
+    fn responds_to_cancelled(&self) -> bool {
         true
     }
 }
@@ -146,7 +146,7 @@ impl Codecs {
     }
 
     /// Returns the codec that is fixed from the beginning.
-    pub(crate) fn settled(self) -> Option<&'static dyn Codec> {
+    pub(crate) fn fixed(self) -> Option<&'static dyn Codec> {
         match self {
             Self::Only(codec) => Some(codec),
             Self::FirstOf(_) => None,
@@ -204,7 +204,7 @@ pub trait Payload {
 
 impl<T: Serialize> Payload for T {
     fn write(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
-        serde_json::to_writer(Growing(out), self)
+        serde_json::to_writer(PooledWriter(out), self)
     }
 }
 
@@ -214,7 +214,7 @@ pub struct Encoded<'a>(pub &'a str);
 
 impl Payload for Encoded<'_> {
     fn write(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
-        crate::large::reserve(out, self.0.len());
+        crate::buffer_pool::reserve(out, self.0.len());
         out.extend_from_slice(self.0.as_bytes());
         Ok(())
     }
@@ -222,9 +222,9 @@ impl Payload for Encoded<'_> {
 
 /// Kind of call that a result ends, for a codec that marks the end of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ends {
+pub enum CallKind {
     /// A call that sent no chunks.
-    Call,
+    Plain,
     /// A call that was made as a stream.
     Stream,
 }
@@ -234,7 +234,7 @@ pub(crate) fn decode<'a>(codec: &dyn Codec, text: &'a str, limits: &Limits) -> D
     if too_deep(text.as_bytes(), limits.depth) {
         let error = RpcError::limit(Code::Validation, "nesting", "depth", limits.depth);
         let id = codec.id_at_start(text, limits);
-        return Decoded::One(Err(Unreadable { id, error }));
+        return Decoded::One(Err(DecodeError { id, error }));
     }
     codec.decode(text, limits)
 }
@@ -265,7 +265,7 @@ pub fn members_at_start(head: &str) -> &str {
 }
 
 /// Returns the text that `write` produced, or its error.
-pub fn written(
+pub fn encode_with(
     capacity: usize,
     write: impl FnOnce(&mut Vec<u8>) -> Result<(), serde_json::Error>,
 ) -> Result<String, serde_json::Error> {

@@ -13,7 +13,7 @@ fn limits() -> Limits {
     Limits::default()
 }
 
-fn decode(text: &str) -> Result<Message<'_>, Unreadable> {
+fn decode(text: &str) -> Result<Message<'_>, DecodeError> {
     match super::decode(&JsonRpc, text, &limits()) {
         Decoded::One(one) => one,
         Decoded::Batch(_) => panic!("a batch: {text}"),
@@ -22,28 +22,16 @@ fn decode(text: &str) -> Result<Message<'_>, Unreadable> {
 
 #[test]
 fn every_shape_is_written_as_documented() {
-    let mut written = String::new();
-    for (name, text) in crate::fuzzing::shapes(&JsonRpc) {
-        let shown = if text.is_empty() { "(nothing)" } else { &text };
-        written += &[name, "\n  ", shown, "\n"].concat();
-    }
-    let expected = include_str!("shapes.txt");
-    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/codec/shapes.txt");
-        std::fs::write(file, &written).unwrap();
-    }
-    assert_eq!(
-        written, expected,
-        "the wire changed; if that is meant, run with UPDATE_SNAPSHOTS=1"
-    );
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/codec/shapes.txt");
+    crate::fuzzing::assert_shapes(&JsonRpc, str::to_owned, include_str!("shapes.txt"), file);
 }
 
 #[test]
-fn every_error_survives() {
+fn every_error_code_survives_a_round_trip() {
     for code in Code::ALL {
         let error = RpcError::new(code, "why not");
         let text = JsonRpc.error(Some(&CallId::Number(1)), &error).unwrap();
-        let Ok(Message::Answer {
+        let Ok(Message::Response {
             outcome: Err(read), ..
         }) = decode(&text)
         else {
@@ -54,10 +42,10 @@ fn every_error_survives() {
 }
 
 #[test]
-fn details_survive() {
+fn error_details_survive_a_round_trip() {
     let error = RpcError::conflict("x").with_detail(&json!({"field": "image", "n": [1, 2]}));
     let text = JsonRpc.error(Some(&CallId::Number(1)), &error).unwrap();
-    let Ok(Message::Answer {
+    let Ok(Message::Response {
         outcome: Err(read), ..
     }) = decode(&text)
     else {
@@ -67,7 +55,7 @@ fn details_survive() {
 }
 
 #[test]
-fn what_we_write_is_taken_apart_unread_and_anything_else_is_not() {
+fn only_messages_written_by_this_codec_take_the_fast_path() {
     let checked = |text: &str| decode(text).unwrap().checked();
     assert!(!checked(
         r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":1}}"#
@@ -91,10 +79,10 @@ fn what_we_write_is_taken_apart_unread_and_anything_else_is_not() {
 }
 
 #[test]
-fn a_chunk_taken_apart_unread_is_read_again_when_it_cannot_be() {
-    use crate::ledger::Body;
+fn a_chunk_of_the_fast_path_is_decoded_fully_if_its_body_is_invalid() {
+    use crate::in_flight::Body;
     let parse = |text: &str| {
-        let Ok(Message::Answer {
+        let Ok(Message::Response {
             id: CallId::Number(7),
             outcome: Ok(body),
             part: Part::Chunk { index: None },
@@ -120,8 +108,8 @@ fn a_chunk_taken_apart_unread_is_read_again_when_it_cannot_be() {
 }
 
 #[test]
-fn a_text_taken_apart_unread_is_read_again_when_its_parameters_cannot_be() {
-    use crate::ledger::Body;
+fn a_call_of_the_fast_path_is_decoded_fully_if_its_parameters_are_invalid() {
+    use crate::in_flight::Body;
     let parse = |text: &str| {
         let Ok(Message::Call {
             params,
@@ -138,12 +126,12 @@ fn a_text_taken_apart_unread_is_read_again_when_its_parameters_cannot_be() {
     assert_eq!(parse(more), Ok(json!({"a": 1})), "a member we do not know");
     let twice = r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{},"params":{"a":1}}"#;
     assert_eq!(
-        parse(twice).unwrap_err().written_wrongly(),
+        parse(twice).unwrap_err().protocol_fault(),
         Some(Fault::InvalidMessage)
     );
     let broken = r#"{"jsonrpc":"2.0","id":7,"method":"act","params":{"a":}}"#;
     assert_eq!(
-        parse(broken).unwrap_err().written_wrongly(),
+        parse(broken).unwrap_err().protocol_fault(),
         Some(Fault::Parse)
     );
 }
@@ -160,7 +148,7 @@ fn a_first_message_is_recognised() {
 }
 
 #[test]
-fn meta_does_not_disturb_parameters_that_refuse_unknown_members() {
+fn meta_is_removed_from_parameters_that_deny_unknown_members() {
     #[derive(Debug, PartialEq, serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Strict {
@@ -201,13 +189,7 @@ fn meta_does_not_disturb_parameters_that_refuse_unknown_members() {
     let null = r#"{"jsonrpc":"2.0","id":7,"method":"a","params":{"_meta":null}}"#;
     let read = decode(null);
     assert!(
-        matches!(
-            read,
-            Ok(Message::Call {
-                meta_inside: true,
-                ..
-            })
-        ),
+        matches!(read, Ok(Message::Call { has_meta: true, .. })),
         "{read:?}"
     );
     assert!(parse_params::<Strict>(r#"{"a":1,"b":[],"c":2,"_meta":{}}"#, true).is_err());

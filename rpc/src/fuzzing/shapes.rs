@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::codec::{CallId, Codec, Control, Ends, Grant, Meta};
+use crate::codec::{CallId, CallKind, Codec, Control, Grant, Meta};
 use crate::error::{Code, Fault, RpcError};
 
 fn full_meta() -> Meta {
@@ -60,19 +60,19 @@ pub fn shapes(codec: &dyn Codec) -> Vec<(&'static str, String)> {
         (
             "result",
             codec
-                .result(&number, &params, Ends::Call)
+                .result(&number, &params, CallKind::Plain)
                 .unwrap_or_default(),
         ),
         (
             "result to a string id",
             codec
-                .result(&token, &params, Ends::Call)
+                .result(&token, &params, CallKind::Plain)
                 .unwrap_or_default(),
         ),
         (
             "end of a stream",
             codec
-                .result(&number, &empty, Ends::Stream)
+                .result(&number, &empty, CallKind::Stream)
                 .unwrap_or_default(),
         ),
         (
@@ -123,7 +123,7 @@ pub fn shapes(codec: &dyn Codec) -> Vec<(&'static str, String)> {
             "overloaded",
             error(&RpcError::limit(
                 Code::Overloaded,
-                "calls at once",
+                "number of concurrent calls",
                 "in_flight",
                 128,
             )),

@@ -19,7 +19,7 @@ use box_protocol::{CommandInfo, PerStream};
 use box_rpc::{
     Action, Call, Caller, Connection, ConnectionError, Handle, Limits, Options, Router, Session,
 };
-use box_transports::link::{Connector, Link, LinkOptions};
+use box_transports::reconnecting::{Connector, Reconnecting, ReconnectOptions};
 use box_transports::queue;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -122,14 +122,14 @@ impl ScriptedServer {
                 Ok(Box::new(near) as Box<dyn Connection>)
             })
         });
-        let mut options = LinkOptions {
+        let mut options = ReconnectOptions {
             hello: None,
             first_wait: Duration::from_secs(1000),
             longest_wait: Duration::from_secs(1000),
-            ..LinkOptions::default()
+            ..ReconnectOptions::default()
         };
         options.session.limits = Limits::in_process();
-        BoxClient::from_link(Arc::new(Link::over(connector, options)))
+        BoxClient::from_link(Arc::new(Reconnecting::with_connector(connector, options)))
     }
 
     /// A box of this server.

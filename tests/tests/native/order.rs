@@ -8,7 +8,7 @@ use box_protocol::actions::{
     FileWrite, PortChunk, PortOpen, PortSend, ShellCreate, ShellDelete, ShellRun,
 };
 use box_protocol::{Code, SpecDraft};
-use box_rpc::{Action, Asked, Peer};
+use box_rpc::{Action, PendingCall, Peer};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Fixture, Setup, Transport};
 use box_tests::machine::{params, printed};
@@ -41,7 +41,7 @@ async fn exec(peer: &Peer, cmd: &str) -> String {
 }
 
 /// Sends a call without waiting for its answer. Some calls have a request key.
-async fn ask<A: Action>(peer: &Peer, number: usize, mut asked: Value) -> Asked<A> {
+async fn ask<A: Action>(peer: &Peer, number: usize, mut asked: Value) -> PendingCall<A> {
     asked["box_id"] = json!("o");
     let asked: A::Params = serde_json::from_value(asked).unwrap();
     let request = peer.request::<A>(&asked);
@@ -50,16 +50,16 @@ async fn ask<A: Action>(peer: &Peer, number: usize, mut asked: Value) -> Asked<A
     } else {
         request
     };
-    request.ask().await.unwrap()
+    request.send().await.unwrap()
 }
 
 async fn call<A: Action>(peer: &Peer, asked: Value) -> A::Result {
-    ask::<A>(peer, 1, asked).await.answer().await.unwrap()
+    ask::<A>(peer, 1, asked).await.result().await.unwrap()
 }
 
-async fn answers<A: Action>(asked: Vec<Asked<A>>) {
+async fn answers<A: Action>(asked: Vec<PendingCall<A>>) {
     for (number, asked) in asked.into_iter().enumerate() {
-        let answer = asked.answer().await;
+        let answer = asked.result().await;
         answer.unwrap_or_else(|error| panic!("{} {number}: {error:?}", A::NAME));
     }
 }
@@ -115,11 +115,11 @@ async fn pipelined_writes_to_a_file_take_effect_as_they_were_sent(setup: Setup) 
         let removed = ask::<FileRemove>(peer, 1, json!({"paths": [path]})).await;
         answers(asked).await;
         for (number, look) in looks.into_iter().enumerate() {
-            let seen = serde_json::to_value(look.answer().await.unwrap()).unwrap();
+            let seen = serde_json::to_value(look.result().await.unwrap()).unwrap();
             let size = &seen["paths"][&path]["stat"]["size"];
             assert_eq!(*size, json!(number), "round {round}: {seen}");
         }
-        removed.answer().await.unwrap();
+        removed.result().await.unwrap();
         exec(peer, &format!("test ! -e {path}")).await;
     }
 }
@@ -143,9 +143,9 @@ async fn pipelined_input_of_a_command_arrives_as_it_was_sent(setup: Setup) {
         let close = json!({"command_id": id, "close": true});
         asked.push(ask::<CommandInput>(peer, 1, close).await);
         let known = ask::<CommandGet>(peer, 1, json!({"command_id": id})).await;
-        started.answer().await.unwrap();
+        started.result().await.unwrap();
         answers(asked).await;
-        known.answer().await.unwrap();
+        known.result().await.unwrap();
         eventually("the command has read it all", async || {
             numbers(peer, &path).await.len() == CALLS
         })
@@ -209,7 +209,7 @@ async fn pipelined_texts_of_a_shell_run_as_they_were_sent(setup: Setup) {
             asked.push(ask::<ShellRun>(peer, number, run).await);
         }
         let last = format!("run-{round}-{}", CALLS - 1);
-        create.answer().await.unwrap();
+        create.result().await.unwrap();
         answers(asked).await;
         eventually("the last has run", async || {
             let info = call::<CommandGet>(peer, json!({"command_id": last})).await;
@@ -245,7 +245,7 @@ async fn a_call_that_hangs_keeps_no_other_waiting(setup: Setup) {
     call::<CommandGet>(peer, json!({"command_id": "deaf"})).await;
     call::<CommandKill>(peer, json!({"command_id": "deaf", "signal": "KILL"})).await;
     for asked in [stuck, behind] {
-        assert_eq!(asked.answer().await.unwrap_err().code(), Code::Conflict);
+        assert_eq!(asked.result().await.unwrap_err().code(), Code::Conflict);
     }
 }
 

@@ -16,7 +16,7 @@ use box_rpc::{
     Action, Call, Caller, Connection, Handle, Limits, Never, Options, Router, RpcError, Session,
 };
 use box_transports::line::Line;
-use box_transports::link::{Connector, Link, LinkOptions};
+use box_transports::reconnecting::{Connector, Reconnecting, ReconnectOptions};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use turmoil::net::{TcpListener, TcpStream};
@@ -191,12 +191,12 @@ fn run_network(seed: u64) {
     let (cuts, tries) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let counted = (Arc::clone(&cuts), Arc::clone(&tries));
     network.client("client", async move {
-        let options = LinkOptions {
+        let options = ReconnectOptions {
             first_wait: Duration::from_millis(2),
             longest_wait: Duration::from_millis(20),
-            ..LinkOptions::default()
+            ..ReconnectOptions::default()
         };
-        let link = Arc::new(Link::over(fragile_connector(random.clone(), cuts), options));
+        let link = Arc::new(Reconnecting::with_connector(fragile_connector(random.clone(), cuts), options));
         let callers = (0..CALLERS).map(|caller| {
             let (link, random, tries) = (Arc::clone(&link), random.clone(), Arc::clone(&tries));
             tokio::spawn(async move {

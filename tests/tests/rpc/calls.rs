@@ -118,7 +118,7 @@ async fn an_unknown_action_is_named(setup: Setup) {
     let mut raw = setup.raw().await;
     raw.call(1, "no.such", &json!({})).await;
     let error = raw.answer().await.error();
-    assert_eq!(error.written_wrongly, Some(Fault::UnknownAction));
+    assert_eq!(error.protocol_fault, Some(Fault::UnknownAction));
     assert!(error.message.contains("no.such"), "{error:?}");
     raw.call(2, "echo", &json!({"text": "on"})).await;
     assert_eq!(raw.answer().await.result(), json!({"text": "on"}));

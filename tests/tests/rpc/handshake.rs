@@ -138,7 +138,7 @@ impl ReceiveHalf for RecordingReceiver {
         Ok(self.0.recv().await)
     }
 
-    fn accept_up_to(&mut self, bytes: usize) {
+    fn set_message_limit(&mut self, bytes: usize) {
         self.1.send(bytes).unwrap();
     }
 }
@@ -179,7 +179,7 @@ impl ReceiveHalf for AbandonedReceiver {
         self.0.try_recv().ok()
     }
 
-    fn peer_is_known(&mut self) -> bool {
+    fn peer_identified(&mut self) -> bool {
         false
     }
 }

@@ -27,7 +27,7 @@ async fn pings_fill_the_silence_and_three_unanswered_end_it() {
         for _ in 0..3 {
             assert_eq!(raw.receive().await[name], json!(ping));
         }
-        assert_eq!(session.closed().await, CloseReason::Silent);
+        assert_eq!(session.closed().await, CloseReason::HeartbeatMissed);
         assert_eq!(begun.elapsed().as_secs(), 60);
         assert!(matches!(waiting.await.unwrap(), Err(CallError::Lost(_))));
     }
@@ -46,7 +46,7 @@ async fn silence_that_is_expected_ends_nothing_until_it_is_not_expected_any_more
         assert_eq!(raw.receive().await["method"], json!("$/ping"));
     }
     assert!(begun.elapsed() >= BEAT * 2, "no ping was waiting");
-    assert_eq!(session.closed().await, CloseReason::Silent);
+    assert_eq!(session.closed().await, CloseReason::HeartbeatMissed);
 }
 
 #[tokio::test(start_paused = true)]

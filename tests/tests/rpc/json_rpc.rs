@@ -18,7 +18,7 @@ async fn fault_of(raw: &mut Raw, text: &str) -> Option<Fault> {
     assert_eq!(answer.id, json!(null), "{text}");
     let error = answer.error();
     assert_eq!(error.code, Code::Validation, "{text}");
-    error.written_wrongly
+    error.protocol_fault
 }
 
 async fn an_invalid_message_is_answered_under_null(setup: Setup) {
@@ -66,7 +66,7 @@ async fn parameters_that_are_not_an_object_are_invalid_parameters(setup: Setup) 
             raw.call(7, action, params).await;
             let answer = raw.answer().await;
             let error = answer.error();
-            let shape = (answer.id, error.code, error.written_wrongly);
+            let shape = (answer.id, error.code, error.protocol_fault);
             let expected = (json!(7), Code::Validation, Some(Fault::InvalidParams));
             assert_eq!(shape, expected, "{action} {params}: {}", error.message);
             // A notification gets no answer.

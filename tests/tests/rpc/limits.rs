@@ -183,7 +183,7 @@ async fn invalid_texts_are_counted_and_answered(setup: Setup) {
         if dialect == Dialect::JsonRpc {
             let answer = raw.answer().await;
             assert_eq!(answer.id, json!(null), "{rubbish}");
-            let fault = answer.error().written_wrongly;
+            let fault = answer.error().protocol_fault;
             assert_eq!(fault, Some(box_rpc::Fault::Parse), "{rubbish}");
         }
     }

@@ -10,7 +10,7 @@ use box_rpc::{
 use box_tests::actions::{Echo, Server as TestServer, Text, Who};
 use box_tests::fixture::TOKEN;
 use box_tests::wait::eventually;
-use box_transports::link::{Link, LinkOptions};
+use box_transports::reconnecting::{Reconnecting, ReconnectOptions};
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
 use tokio::time::Instant;
@@ -26,15 +26,15 @@ async fn server(endpoint: &Endpoint) -> Server {
     )
 }
 
-fn quick() -> LinkOptions {
-    LinkOptions {
+fn quick() -> ReconnectOptions {
+    ReconnectOptions {
         hello: Some(HelloParams {
             token: Some(TOKEN.into()),
             ..HelloParams::default()
         }),
         first_wait: Duration::from_millis(10),
         longest_wait: Duration::from_millis(100),
-        ..LinkOptions::default()
+        ..ReconnectOptions::default()
     }
 }
 
@@ -50,7 +50,7 @@ async fn a_link_comes_back_says_hello_again_and_fails_calls_in_between() {
     ] {
         let first = server(&text.parse().unwrap()).await;
         let endpoint = first.endpoint().clone();
-        let link = Link::to(endpoint.clone(), ConnectOptions::default(), quick());
+        let link = Reconnecting::to(endpoint.clone(), ConnectOptions::default(), quick());
         assert_eq!(
             link.connected()
                 .await
@@ -85,10 +85,10 @@ async fn a_wrong_token_fails_every_call() {
         token: Some("wrong".into()),
         ..HelloParams::default()
     };
-    let link = Link::to(
+    let link = Reconnecting::to(
         server.endpoint().clone(),
         ConnectOptions::default(),
-        LinkOptions {
+        ReconnectOptions {
             hello: Some(hello),
             ..quick()
         },
@@ -104,10 +104,10 @@ async fn a_wrong_token_fails_every_call() {
 }
 
 /// An unreachable server, and a counter of the attempts.
-fn nowhere() -> (box_transports::link::Connector, Arc<AtomicU64>) {
+fn nowhere() -> (box_transports::reconnecting::Connector, Arc<AtomicU64>) {
     let tries = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&tries);
-    let connector: box_transports::link::Connector = Box::new(move || {
+    let connector: box_transports::reconnecting::Connector = Box::new(move || {
         counter.fetch_add(1, Ordering::SeqCst);
         Box::pin(async { Err(ConnectionError::Closed) })
     });
@@ -117,7 +117,7 @@ fn nowhere() -> (box_transports::link::Connector, Arc<AtomicU64>) {
 #[tokio::test(start_paused = true)]
 async fn attempts_become_rarer_up_to_a_bound() {
     let (connector, tries) = nowhere();
-    let _link = Link::over(connector, LinkOptions::default());
+    let _link = Reconnecting::with_connector(connector, ReconnectOptions::default());
     tokio::time::sleep(Duration::from_secs(10)).await;
     let early = tries.load(Ordering::SeqCst);
     assert!((5..=12).contains(&early), "{early}");
@@ -132,10 +132,10 @@ async fn attempts_become_rarer_up_to_a_bound() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_can_hurry_it() {
     let (connector, tries) = nowhere();
-    let link = Link::over(connector, LinkOptions::default());
+    let link = Reconnecting::with_connector(connector, ReconnectOptions::default());
     tokio::time::sleep(Duration::from_mins(1)).await;
     let before = tries.load(Ordering::SeqCst);
-    link.connect_now();
+    link.retry_now();
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert_eq!(tries.load(Ordering::SeqCst), before + 1);
 }
@@ -143,7 +143,7 @@ async fn a_caller_can_hurry_it() {
 #[tokio::test(start_paused = true)]
 async fn a_single_attempt_fails_at_once_with_its_error() {
     let (connector, tries) = nowhere();
-    let link = Link::over(connector, LinkOptions::default());
+    let link = Reconnecting::with_connector(connector, ReconnectOptions::default());
     tokio::time::sleep(Duration::from_mins(1)).await;
     let (before, begun) = (tries.load(Ordering::SeqCst), Instant::now());
     for n in 1..=3 {
@@ -160,7 +160,7 @@ async fn a_single_attempt_fails_at_once_with_its_error() {
 #[tokio::test(start_paused = true)]
 async fn after_a_bye_for_a_restart_it_comes_back_at_once() {
     let (give, mut take) = tokio::sync::mpsc::unbounded_channel();
-    let connector: box_transports::link::Connector = Box::new(move || {
+    let connector: box_transports::reconnecting::Connector = Box::new(move || {
         let give = give.clone();
         Box::pin(async move {
             let (ours, theirs) = queue::pair(16);
@@ -168,12 +168,12 @@ async fn after_a_bye_for_a_restart_it_comes_back_at_once() {
             Ok(Box::new(ours) as Box<dyn box_rpc::Connection>)
         })
     });
-    let link = Link::over(
+    let link = Reconnecting::with_connector(
         connector,
-        LinkOptions {
+        ReconnectOptions {
             first_wait: Duration::from_secs(100),
             longest_wait: Duration::from_secs(100),
-            ..LinkOptions::default()
+            ..ReconnectOptions::default()
         },
     );
     let serve = |connection| {

@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep};
 /// for such a message.
 pub(crate) struct Deadline {
     limit: Duration,
-    begun: Option<Instant>,
+    started: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -25,7 +25,7 @@ impl Deadline {
     pub(crate) fn new(limit: Duration) -> Self {
         Self {
             limit,
-            begun: None,
+            started: None,
             timer: None,
         }
     }
@@ -36,9 +36,9 @@ impl Deadline {
     }
 
     /// Starts the clock, unless it is running.
-    pub(crate) fn begin(&mut self) {
-        if self.begun.is_none() {
-            self.begun = Some(Instant::now());
+    pub(crate) fn start(&mut self) {
+        if self.started.is_none() {
+            self.started = Some(Instant::now());
         }
     }
 
@@ -46,25 +46,25 @@ impl Deadline {
     ///
     /// The timer stays registered. A stale timer wakes the task once, which costs less than removing it for every
     /// message.
-    pub(crate) fn end(&mut self) {
-        self.begun = None;
+    pub(crate) fn stop(&mut self) {
+        self.started = None;
     }
 
     /// Whether the time is over.
     /// Used for a peer so busy that its reader never waits.
-    pub(crate) fn is_over(&self) -> bool {
-        self.begun
-            .is_some_and(|begun| begun.elapsed() >= self.limit)
+    pub(crate) fn has_passed(&self) -> bool {
+        self.started
+            .is_some_and(|started| started.elapsed() >= self.limit)
     }
 
     /// Ready when the time is over; wakes the task then.
     /// Never ready while the clock is stopped.
-    pub(crate) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(begun) = self.begun else {
+    pub(crate) fn poll_passed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(started) = self.started else {
             return Poll::Pending;
         };
         // A limit too far in the future to represent is no limit.
-        let Some(end) = begun.checked_add(self.limit) else {
+        let Some(end) = started.checked_add(self.limit) else {
             return Poll::Pending;
         };
         let timer = self
@@ -81,7 +81,7 @@ impl fmt::Debug for Deadline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Deadline")
             .field("limit", &self.limit)
-            .field("begun", &self.begun)
+            .field("started", &self.started)
             .finish_non_exhaustive()
     }
 }

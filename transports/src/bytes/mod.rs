@@ -3,19 +3,19 @@
 //! These are a buffering reader, a batching writer and the timeout of one message.
 
 mod deadline;
-mod intake;
-mod outbox;
-mod spare;
+mod read_buffer;
+mod thread_buffers;
+mod write_buffer;
 
 use std::io;
 
 use box_rpc::ConnectionError;
 
-pub use self::spare::free_spare_buffers;
+pub use self::thread_buffers::free_thread_buffers;
 pub(crate) use self::{
     deadline::Deadline,
-    intake::Intake,
-    outbox::{Outbox, Probe, WRITTEN_DIRECTLY},
+    read_buffer::ReadBuffer,
+    write_buffer::{DIRECT_WRITE_BYTES, Probe, WriteBuffer},
 };
 
 /// Bytes kept of an oversize message, so that its id can be found and answered.

@@ -16,7 +16,9 @@ impl Endpoint {
     ) -> Result<Box<dyn Connection>, ConnectionError> {
         match tokio::time::timeout(options.timeout, self.open(options)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Error::new(ErrorKind::TimedOut, "no connection in time").into()),
+            Err(_) => {
+                Err(Error::new(ErrorKind::TimedOut, "no connection within the timeout").into())
+            }
         }
     }
 
@@ -28,7 +30,7 @@ impl Endpoint {
                 let (program, arguments) = command.split_first().ok_or_else(|| {
                     Error::new(
                         ErrorKind::InvalidInput,
-                        "stdio: needs a command to connect to",
+                        "stdio: no command; connecting needs one",
                     )
                 })?;
                 let mut command = Command::new(program);
@@ -73,10 +75,10 @@ async fn open_web_socket(
     if tls {
         let stream = options.tls.connect(stream, &address.host).await?;
         let (read, write) = tokio::io::split(stream);
-        let socket = WebSocket::ask(read, write, limits, host, path, headers).await?;
+        let socket = WebSocket::request(read, write, limits, host, path, headers).await?;
         return Ok(Box::new(socket));
     }
     let (read, write) = stream.into_split();
-    let socket = WebSocket::ask(read, write, limits, host, path, headers).await?;
+    let socket = WebSocket::request(read, write, limits, host, path, headers).await?;
     Ok(Box::new(socket))
 }

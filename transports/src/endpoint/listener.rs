@@ -21,12 +21,12 @@ use tokio_rustls::TlsAcceptor;
 use super::{Endpoint, HostPort, ListenError, ListenOptions};
 use crate::{
     bytes::Probe,
+    connection_limit::{AcceptBackoff, ConnectionLimit, ConnectionPermit},
     line::Line,
-    places::{Place, Places, Rests},
     queue::QueueListener,
     stdio, tcp,
     unix::UnixListener,
-    websocket::{Admit, WebSocket},
+    websocket::{CheckUpgrade, WebSocket},
 };
 
 /// Transport of a connection.
@@ -73,7 +73,7 @@ impl PeerInfo {
 
 /// A new connection.
 pub struct Accepted {
-    /// The connection; it holds its place in the listener until both halves are gone.
+    /// The connection; it holds its permit of the listener until both halves are gone.
     pub connection: Box<dyn Connection>,
     /// The peer.
     pub peer: PeerInfo,
@@ -95,7 +95,7 @@ pub struct Refused(Arc<Counts>);
 struct Counts {
     full: AtomicU64,
     handshake: AtomicU64,
-    stranger: AtomicU64,
+    other_user: AtomicU64,
 }
 
 impl Refused {
@@ -110,8 +110,8 @@ impl Refused {
     }
 
     /// Connections from another user.
-    pub fn stranger(&self) -> u64 {
-        self.0.stranger.load(Ordering::Relaxed)
+    pub fn other_user(&self) -> u64 {
+        self.0.other_user.load(Ordering::Relaxed)
     }
 }
 
@@ -119,8 +119,8 @@ impl Refused {
 /// Connections it has returned stay open.
 pub struct Listener {
     socket: Socket,
-    places: Places,
-    rests: Rests,
+    connections: ConnectionLimit,
+    backoff: AcceptBackoff,
     settings: Arc<Settings>,
     handshakes: JoinSet<Result<Accepted, ConnectionError>>,
     refused: Refused,
@@ -139,7 +139,7 @@ enum Socket {
 }
 
 /// A raw stream and its origin.
-enum Arrival {
+enum RawConnection {
     Queue(crate::queue::Queue),
     Tcp(TcpStream, SocketAddr),
     Unix(UnixStream, u32),
@@ -149,12 +149,12 @@ enum Arrival {
 struct Settings {
     limits: Limits,
     /// Timeout for all handshakes of one connection.
-    handshake: Duration,
+    handshake_timeout: Duration,
     tls: Option<Arc<ServerConfig>>,
     /// Whether TLS requires a verified client certificate.
     verifies_clients: bool,
     /// Set for websockets.
-    gate: Option<Arc<dyn Admit>>,
+    upgrade_policy: Option<Arc<dyn CheckUpgrade>>,
 }
 
 impl Endpoint {
@@ -171,21 +171,21 @@ impl Endpoint {
             }
             _ => None,
         };
-        let gate = match self {
-            Self::WebSocket { path, .. } => Some(options.gate_at(path)),
+        let upgrade_policy = match self {
+            Self::WebSocket { path, .. } => Some(options.upgrade_policy_for(path)),
             _ => None,
         };
         let settings = Settings {
             limits: options.limits.clone(),
-            handshake: options.handshake(),
+            handshake_timeout: options.handshake_timeout(),
             tls: tls.map(crate::tls::ServerTls::config).transpose()?,
             verifies_clients: tls.is_some_and(|tls| tls.client_ca.is_some()),
-            gate,
+            upgrade_policy,
         };
         Ok(Listener {
             socket,
-            places: Places::new(options.max_connections),
-            rests: Rests::default(),
+            connections: ConnectionLimit::new(options.max_connections),
+            backoff: AcceptBackoff::default(),
             settings: Arc::new(settings),
             handshakes: JoinSet::new(),
             refused: Refused::default(),
@@ -248,42 +248,42 @@ impl Listener {
                         tracing::debug!(?outcome, "handshake failed");
                     }
                 },
-                arrival = self.socket.arrival(&self.settings.limits) => match arrival {
-                    Ok(Some(Next::Arrival(arrival))) => {
-                        if let Some(accepted) = self.admit(arrival) {
+                raw = self.socket.next(&self.settings.limits) => match raw {
+                    Ok(Some(Next::Raw(raw))) => {
+                        if let Some(accepted) = self.admit(raw) {
                             return Ok(accepted);
                         }
                     }
-                    Ok(Some(Next::Whole(accepted))) => return Ok(accepted),
+                    Ok(Some(Next::Ready(accepted))) => return Ok(accepted),
                     Ok(None) => return Err(ConnectionError::Closed),
-                    Err(error) => self.endure(error).await?,
+                    Err(error) => self.handle_accept_error(error).await?,
                 },
             }
         }
     }
 
-    /// Gives the arrival a place; returns it, or starts its handshakes.
-    fn admit(&mut self, arrival: Arrival) -> Option<Accepted> {
-        self.rests.over();
-        let taken = self.places.take();
-        if !matches!(taken, Some((_, false))) {
+    /// Acquires a permit; returns the connection, or starts its handshakes.
+    fn admit(&mut self, raw: RawConnection) -> Option<Accepted> {
+        self.backoff.reset();
+        let acquired = self.connections.acquire();
+        if !matches!(acquired, Some((_, false))) {
             self.refused.0.full.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(limit = "max_connections", "no place left for a connection");
+            tracing::debug!(limit = "max_connections", "connection limit reached");
         }
-        let (place, _) = taken?;
+        let (permit, _) = acquired?;
         let limits = &self.settings.limits;
-        match arrival {
-            Arrival::Queue(queue) => {
+        match raw {
+            RawConnection::Queue(queue) => {
                 // The peer is in this process, and no other connection has arrived since.
-                let _ = place.keep();
+                let _ = permit.confirm();
                 Some(Accepted {
-                    connection: Box::new(queue.in_place(&place)),
+                    connection: Box::new(queue.with_permit(&permit)),
                     peer: PeerInfo::new(Transport::Queue, "this process"),
                 })
             }
-            Arrival::Unix(stream, uid) => {
+            RawConnection::Unix(stream, uid) => {
                 let (read, write) = stream.into_split();
-                let line = Line::in_place(read, write, limits, &place);
+                let line = Line::with_permit(read, write, limits, &permit);
                 Some(Accepted {
                     connection: Box::new(line.probed_by(Probe::EmptyWrite)),
                     peer: PeerInfo {
@@ -292,36 +292,36 @@ impl Listener {
                     },
                 })
             }
-            Arrival::Tcp(stream, address) => {
+            RawConnection::Tcp(stream, address) => {
                 // Fails only when the peer is gone, and then the first read fails as well.
                 let _ = tcp::prepare(&stream);
-                if self.settings.tls.is_none() && self.settings.gate.is_none() {
+                if self.settings.tls.is_none() && self.settings.upgrade_policy.is_none() {
                     let (read, write) = stream.into_split();
                     return Some(Accepted {
-                        connection: Box::new(Line::in_place(read, write, limits, &place)),
+                        connection: Box::new(Line::with_permit(read, write, limits, &permit)),
                         peer: PeerInfo::new(Transport::Tcp, address),
                     });
                 }
                 let settings = Arc::clone(&self.settings);
                 self.handshakes
-                    .spawn(async move { settings.shake_hands(stream, address, place).await });
+                    .spawn(async move { settings.handshake(stream, address, permit).await });
                 None
             }
         }
     }
 
     /// Decides whether the listener keeps accepting after `error`.
-    async fn endure(&mut self, error: io::Error) -> Result<(), ConnectionError> {
+    async fn handle_accept_error(&mut self, error: io::Error) -> Result<(), ConnectionError> {
         match error.kind() {
             io::ErrorKind::PermissionDenied => {
-                self.refused.0.stranger.fetch_add(1, Ordering::Relaxed);
+                self.refused.0.other_user.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!("connection refused: another user");
             }
             io::ErrorKind::ConnectionAborted
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::Interrupted => {}
             io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => return Err(error.into()),
-            _ => self.rests.rest(&error, &self.places).await,
+            _ => self.backoff.pause(&error, &self.connections).await,
         }
         Ok(())
     }
@@ -329,22 +329,22 @@ impl Listener {
 
 /// Next item of a socket.
 enum Next {
-    /// A raw stream that needs a place.
-    Arrival(Arrival),
-    /// A connection that does not need a place.
-    Whole(Accepted),
+    /// A raw stream that needs a permit.
+    Raw(RawConnection),
+    /// A connection that does not need a permit.
+    Ready(Accepted),
 }
 
 impl Socket {
     /// Returns the next raw connection; `None` at the end. Cancel safe.
-    async fn arrival(&mut self, limits: &Limits) -> io::Result<Option<Next>> {
-        let arrival = match self {
+    async fn next(&mut self, limits: &Limits) -> io::Result<Option<Next>> {
+        let raw = match self {
             Self::Queue(listener) => {
                 return Ok(listener
                     .accept()
                     .await
-                    .map(Arrival::Queue)
-                    .map(Next::Arrival));
+                    .map(RawConnection::Queue)
+                    .map(Next::Raw));
             }
             Self::Stdio { served: true } => return Ok(None),
             Self::Stdio { served } => {
@@ -355,46 +355,46 @@ impl Socket {
                     }
                     other => io::Error::new(io::ErrorKind::InvalidInput, other),
                 })?;
-                return Ok(Some(Next::Whole(Accepted {
+                return Ok(Some(Next::Ready(Accepted {
                     connection: Box::new(connection),
                     peer: PeerInfo::new(Transport::Stdio, "parent process"),
                 })));
             }
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                Arrival::Tcp(stream, address)
+                RawConnection::Tcp(stream, address)
             }
             Self::Unix(listener) => {
                 let (stream, uid) = listener.accept().await?;
-                Arrival::Unix(stream, uid)
+                RawConnection::Unix(stream, uid)
             }
         };
-        Ok(Some(Next::Arrival(arrival)))
+        Ok(Some(Next::Raw(raw)))
     }
 }
 
 impl Settings {
     /// Performs all handshakes of an accepted stream within the timeout.
-    async fn shake_hands(
+    async fn handshake(
         &self,
         stream: TcpStream,
         address: SocketAddr,
-        place: Place,
+        permit: ConnectionPermit,
     ) -> Result<Accepted, ConnectionError> {
         let handshakes = async {
             let Some(config) = &self.tls else {
                 let (read, write) = stream.into_split();
-                return self.frame(read, write, &place, Transport::Tcp).await;
+                return self.frame(read, write, &permit, Transport::Tcp).await;
             };
             let stream = TlsAcceptor::from(Arc::clone(config)).accept(stream).await?;
             let (read, write) = tokio::io::split(stream);
-            self.frame(read, write, &place, Transport::Tls).await
+            self.frame(read, write, &permit, Transport::Tls).await
         };
-        let handshakes = tokio::time::timeout(self.handshake, handshakes);
+        let handshakes = tokio::time::timeout(self.handshake_timeout, handshakes);
         let (connection, transport) = tokio::select! {
             biased;
-            done = handshakes => done.map_err(|_| ConnectionError::Stalled(self.handshake))??,
-            () = place.lost() => return Err(ConnectionError::Closed),
+            done = handshakes => done.map_err(|_| ConnectionError::Stalled(self.handshake_timeout))??,
+            () = permit.evicted() => return Err(ConnectionError::Closed),
         };
         Ok(Accepted {
             connection,
@@ -410,21 +410,22 @@ impl Settings {
         &self,
         read: R,
         write: W,
-        place: &Place,
+        permit: &ConnectionPermit,
         plain: Transport,
     ) -> Result<(Box<dyn Connection>, Transport), ConnectionError>
     where
         R: tokio::io::AsyncRead + Unpin + Send + 'static,
         W: tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
-        let Some(gate) = &self.gate else {
+        let Some(policy) = &self.upgrade_policy else {
             return Ok((
-                Box::new(Line::in_place(read, write, &self.limits, place)),
+                Box::new(Line::with_permit(read, write, &self.limits, permit)),
                 plain,
             ));
         };
         let socket =
-            WebSocket::accept_in_place(read, write, &self.limits, gate.as_ref(), place).await?;
+            WebSocket::accept_with_permit(read, write, &self.limits, policy.as_ref(), permit)
+                .await?;
         Ok((Box::new(socket), Transport::WebSocket))
     }
 }
@@ -433,7 +434,7 @@ impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Listener")
             .field("local", &self.local)
-            .field("places", &self.places)
+            .field("connections", &self.connections)
             .field("refused", &self.refused)
             .finish_non_exhaustive()
     }

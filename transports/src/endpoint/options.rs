@@ -6,7 +6,7 @@ use box_rpc::Limits;
 
 use crate::{
     tls::{ClientTls, ServerTls, TlsError},
-    websocket::{Admit, Gate},
+    websocket::{CheckUpgrade, UpgradePolicy},
 };
 
 /// Options for connecting. The default suits a near and trusted peer.
@@ -60,8 +60,8 @@ pub struct ListenOptions {
     /// closes the new connection immediately. It counts both.
     pub max_connections: usize,
     /// Decides which clients may open a websocket.
-    /// `None` is [`Gate::new`], with the path of the endpoint if it has one.
-    pub gate: Option<Arc<dyn Admit>>,
+    /// `None` is [`UpgradePolicy::new`], with the path of the endpoint if it has one.
+    pub upgrade_policy: Option<Arc<dyn CheckUpgrade>>,
 }
 
 impl Default for ListenOptions {
@@ -70,23 +70,23 @@ impl Default for ListenOptions {
             limits: Limits::network(),
             tls: None,
             max_connections: 1024,
-            gate: None,
+            upgrade_policy: None,
         }
     }
 }
 
 impl ListenOptions {
-    /// Returns the gate for an endpoint with this path.
-    pub(super) fn gate_at(&self, path: &str) -> Arc<dyn Admit> {
-        match &self.gate {
-            Some(gate) => Arc::clone(gate),
-            None if path.is_empty() => Arc::new(Gate::new()),
-            None => Arc::new(Gate::new().paths([path])),
+    /// Returns the policy for an endpoint with this path.
+    pub(super) fn upgrade_policy_for(&self, path: &str) -> Arc<dyn CheckUpgrade> {
+        match &self.upgrade_policy {
+            Some(policy) => Arc::clone(policy),
+            None if path.is_empty() => Arc::new(UpgradePolicy::new()),
+            None => Arc::new(UpgradePolicy::new().paths([path])),
         }
     }
 
     /// Returns the handshake timeout of a new connection.
-    pub(super) fn handshake(&self) -> Duration {
+    pub(super) fn handshake_timeout(&self) -> Duration {
         self.limits.first_message.unwrap_or(Duration::from_secs(10))
     }
 }
@@ -106,16 +106,16 @@ impl fmt::Debug for ListenOptions {
 #[non_exhaustive]
 pub enum ListenError {
     /// Another process listens at the endpoint.
-    #[error("another process listens at this address")]
+    #[error("address: in use by another process")]
     InUse,
     /// The path is a file other than a socket; the listener leaves it alone.
-    #[error("the path is taken by something that is no socket")]
+    #[error("path: exists and is not a socket; remove it or choose another path")]
     NotASocket,
     /// `tls://` and `wss://` need a certificate.
-    #[error("TLS needs a certificate and a key")]
+    #[error("tls: no certificate; configure a certificate and a key")]
     NoCertificate,
     /// The endpoint is a command; only `stdio:` alone can listen.
-    #[error("a command is connected to, not listened at; stdio: alone serves the standard streams")]
+    #[error("stdio: cannot listen at a command; omit the command to serve the standard streams")]
     Command,
     /// The certificates or keys are unusable.
     #[error("{0}")]

@@ -11,29 +11,29 @@ use super::{Endpoint, HostPort};
 pub enum EndpointError {
     /// The text begins with no known scheme.
     #[error(
-        "not an endpoint; the forms are queue:NAME, stdio:COMMAND ARGS, tcp://HOST:PORT, \
-         tls://HOST:PORT, unix:PATH, ws://HOST:PORT/PATH and wss://HOST:PORT/PATH"
+        "endpoint: unknown scheme; use queue:NAME, stdio:COMMAND ARGS, tcp://HOST:PORT, \
+         tls://HOST:PORT, unix:PATH, ws://HOST:PORT/PATH or wss://HOST:PORT/PATH"
     )]
     Scheme,
     /// A part after the scheme is missing.
-    #[error("the endpoint lacks its {0}")]
+    #[error("endpoint: the {0} is missing")]
     Missing(&'static str),
     /// The port is no number up to 65535.
-    #[error("the endpoint's port is not a number from 0 to 65535")]
+    #[error("port: not a number from 0 to 65535")]
     Port,
     /// The host has invalid characters or unbalanced brackets.
-    #[error("the endpoint's host is neither a name nor an address; IPv6 is written [::1]:80")]
+    #[error("host: neither a name nor an address; write IPv6 as [::1]:80")]
     Host,
     /// The endpoint contains `user:password@`.
-    #[error("an endpoint has no user or password; secrets go into headers")]
+    #[error("endpoint: user and password are not supported; send secrets in headers")]
     UserInfo,
     /// The path has characters that a path cannot have.
     #[error(
-        "the endpoint's path has a query, a fragment, a space or a control character; secrets go into headers"
+        "path: contains a query, a fragment, a space or a control character; send secrets in headers"
     )]
     Path,
     /// A quote is not closed.
-    #[error("the endpoint's command has a quote that does not end")]
+    #[error("command: unterminated quote")]
     Quote,
 }
 

@@ -25,7 +25,10 @@ where
 /// Returns a receiving half over a pipe of `buffer` bytes, and its other end.
 fn receiver(buffer: usize, limits: &Limits) -> (LineReceive<DuplexStream>, DuplexStream) {
     let (near, far) = tokio::io::duplex(buffer);
-    (LineReceive::new(near, limits, Place::default()), far)
+    (
+        LineReceive::new(near, limits, ConnectionPermit::default()),
+        far,
+    )
 }
 
 async fn all(receive: &mut dyn ReceiveHalf) -> Vec<Result<String, String>> {
@@ -105,34 +108,34 @@ async fn an_endless_line_costs_constant_memory() {
     assert_eq!((head.len(), limit), (512, 100_000));
     assert_eq!(receive.receive().await.unwrap().unwrap(), "{}");
     assert!(
-        receive.intake.capacity() <= 300_000,
+        receive.read_buffer.capacity() <= 300_000,
         "{}",
-        receive.intake.capacity()
+        receive.read_buffer.capacity()
     );
 }
 
 #[tokio::test]
-async fn a_lowered_limit_is_what_is_kept_and_told_until_it_is_raised() {
+async fn a_lowered_message_limit_applies_until_it_is_raised() {
     let (mut receive, mut far) = receiver(1 << 20, &limits(1 << 20));
-    receive.accept_up_to(1000);
+    receive.set_message_limit(1000);
     let line = "x".repeat(900_000);
     far.write_all(line.as_bytes()).await.unwrap();
     let waiting = tokio::time::timeout(Duration::from_millis(50), receive.receive());
     assert!(waiting.await.is_err(), "the line has no end yet");
-    let kept = receive.intake.capacity();
+    let kept = receive.read_buffer.capacity();
     assert!(kept <= 100_000, "{kept} bytes for a limit of 1000");
     far.write_all(b"\n").await.unwrap();
     let Err(ConnectionError::TooLarge { limit, .. }) = receive.receive().await else {
         panic!("expected TooLarge");
     };
     assert_eq!(limit, 1000);
-    receive.accept_up_to(1 << 20);
+    receive.set_message_limit(1 << 20);
     far.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     assert_eq!(receive.receive().await.unwrap().unwrap(), line);
 }
 
 #[tokio::test]
-async fn an_idle_connection_gives_its_buffer_back() {
+async fn an_idle_connection_returns_its_buffer() {
     let (mut receive, mut far) = receiver(1 << 20, &limits(1 << 20));
     let line = "x".repeat(600_000);
     far.write_all(format!("{line}\n").as_bytes()).await.unwrap();
@@ -140,9 +143,9 @@ async fn an_idle_connection_gives_its_buffer_back() {
     let waiting = tokio::time::timeout(Duration::from_millis(1), receive.receive());
     assert!(waiting.await.is_err());
     assert!(
-        receive.intake.capacity() <= 4096,
+        receive.read_buffer.capacity() <= 4096,
         "{}",
-        receive.intake.capacity()
+        receive.read_buffer.capacity()
     );
 }
 
@@ -157,10 +160,10 @@ async fn bytes_that_are_no_text_arrive_as_replacement_characters() {
 }
 
 #[tokio::test]
-async fn noise_is_skipped_and_counted_only_where_asked_for() {
+async fn lines_that_are_no_messages_are_skipped_and_counted() {
     let text = "hello\n{\"a\":1}\n{half\n half}\n  [1] \n\"x\"\nlonglonglonglonglonglong\n{}\n";
     let (mut receive, mut far) = receiver(1024, &limits(20));
-    let noise = receive.noise.get_or_insert_default().clone();
+    let skipped_lines = receive.skipped_lines.get_or_insert_default().clone();
     far.write_all(text.as_bytes()).await.unwrap();
     drop(far);
     let messages: Vec<_> = all(&mut receive)
@@ -169,7 +172,7 @@ async fn noise_is_skipped_and_counted_only_where_asked_for() {
         .map(Result::unwrap)
         .collect();
     assert_eq!(messages, ["{\"a\":1}", "  [1] ", "{}"]);
-    assert_eq!(noise.get(), 5);
+    assert_eq!(skipped_lines.get(), 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,7 +198,24 @@ async fn a_line_must_end_in_time_once_begun() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_between_lines_is_no_stall() {
+async fn each_skipped_line_has_a_separate_timeout() {
+    let (mut receive, mut far) = receiver(1 << 20, &Limits::default());
+    receive.skipped_lines = Some(SkippedLines::default());
+    let log = format!("{}\n", "a log line of a library ".repeat(100)).repeat(50);
+    let start = Instant::now();
+    let writer = async move {
+        for part in (log + "\n{}\n").as_bytes().chunks(1009) {
+            far.write_all(part).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    };
+    let (outcomes, ()) = tokio::join!(all(&mut receive), writer);
+    assert_eq!(outcomes, [Ok("{}".to_owned())]);
+    assert!(start.elapsed() > Limits::default().frame * 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_timeout_does_not_run_between_lines() {
     let (mut receive, mut far) = receiver(1024, &Limits::default());
     let writer = async {
         for _ in 0..3 {
@@ -211,7 +231,7 @@ async fn silence_between_lines_is_no_stall() {
 }
 
 #[tokio::test]
-async fn receiving_may_be_given_up_at_any_time() {
+async fn receiving_is_cancel_safe() {
     let (mut receive, mut far) = receiver(1, &limits(100));
     let writer = tokio::spawn(async move { far.write_all(b"{\"id\":12345}\n").await.unwrap() });
     let message = loop {
@@ -282,6 +302,6 @@ async fn a_peer_that_does_not_read_stalls_the_sender_for_the_frame_limit_only() 
     send.send("{}".to_owned()).await.unwrap();
     assert!(
         matches!(send.flush().await, Err(ConnectionError::Closed)),
-        "a torn line is not continued"
+        "a incomplete line is not continued"
     );
 }

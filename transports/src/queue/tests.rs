@@ -10,7 +10,7 @@ fn halves(capacity: usize) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
 }
 
 #[tokio::test]
-async fn what_one_end_sends_the_other_receives_in_order() {
+async fn messages_arrive_in_order_in_both_directions() {
     let (near, far) = pair(4);
     let (mut send, mut receive) = Box::new(near).split();
     let (mut send_back, mut receive_there) = Box::new(far).split();
@@ -76,7 +76,7 @@ async fn dropping_the_receiver_wakes_a_sender_that_waits() {
 }
 
 #[tokio::test]
-async fn what_was_sent_before_the_end_is_received() {
+async fn messages_sent_before_the_end_are_received() {
     let (mut send, mut receive) = halves(8);
     send.send("a".to_owned()).await.unwrap();
     send.send("b".to_owned()).await.unwrap();

@@ -17,7 +17,7 @@ pub(super) struct Group {
     /// The leader, until it is reaped.
     /// The kernel may reuse its process id, which is also the group id, after that.
     leader: Mutex<Option<Pid>>,
-    gone: watch::Sender<bool>,
+    reaped: watch::Sender<bool>,
 }
 
 impl Group {
@@ -29,7 +29,7 @@ impl Group {
             .and_then(Pid::from_raw);
         let group = Arc::new(Self {
             leader: Mutex::new(leader),
-            gone: watch::Sender::new(false),
+            reaped: watch::Sender::new(false),
         });
         let reaper = Reaper {
             child,
@@ -52,25 +52,25 @@ impl Group {
     /// Closing its input was the first request.
     pub(super) async fn end(&self) {
         for signal in [Signal::TERM, Signal::KILL] {
-            if self.gone_in_time().await {
+            if self.reaped_in_time().await {
                 return;
             }
             self.signal(signal);
         }
-        self.gone_in_time().await;
+        self.reaped_in_time().await;
     }
 
     /// Whether the leader is reaped within the grace period.
-    async fn gone_in_time(&self) -> bool {
-        let mut gone = self.gone.subscribe();
-        tokio::time::timeout(GRACE, gone.wait_for(|gone| *gone))
+    async fn reaped_in_time(&self) -> bool {
+        let mut reaped = self.reaped.subscribe();
+        tokio::time::timeout(GRACE, reaped.wait_for(|reaped| *reaped))
             .await
             .is_ok()
     }
 
     /// Kills the rest of the group and forgets its id.
     /// The caller must do this before it reaps the leader.
-    fn bury(&self) {
+    fn kill_and_forget(&self) {
         self.signal(Signal::KILL);
         *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -89,16 +89,16 @@ impl Reaper {
         }
         // Where the kernel cannot watch a leader without reaping it, the leader is reaped first. In theory, the kernel
         // may reuse the id in between.
-        if self.still_runs() {
+        if self.is_running() {
             let _ = self.child.wait().await;
         }
-        self.group.bury();
+        self.group.kill_and_forget();
         let _ = self.child.wait().await;
-        self.group.gone.send_replace(true);
+        self.group.reaped.send_replace(true);
     }
 
     /// Checks the leader without reaping it.
-    fn still_runs(&self) -> bool {
+    fn is_running(&self) -> bool {
         let leader = self
             .group
             .leader
@@ -118,7 +118,7 @@ impl Reaper {
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        self.group.bury();
+        self.group.kill_and_forget();
     }
 }
 

@@ -34,6 +34,6 @@ mod tests;
 mod thread_pipe;
 
 pub use self::{
-    serve::{Served, serve},
+    serve::{ParentConnection, serve},
     spawn::{Child, spawn},
 };

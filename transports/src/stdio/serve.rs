@@ -27,15 +27,15 @@ type Input = Box<dyn AsyncRead + Send + Unpin>;
 type Output = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// The connection to the parent process.
-pub struct Served(Line<Input, Output>);
+pub struct ParentConnection(Line<Input, Output>);
 
-impl std::fmt::Debug for Served {
+impl std::fmt::Debug for ParentConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Served").finish_non_exhaustive()
+        f.debug_struct("ParentConnection").finish_non_exhaustive()
     }
 }
 
-impl Connection for Served {
+impl Connection for ParentConnection {
     fn split(self: Box<Self>) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
         Box::new(self.0).split()
     }
@@ -48,19 +48,19 @@ impl Connection for Served {
 ///
 /// From then on, fd 0 reads nothing and fd 1 is standard error, for this process and all its children. No other code
 /// can read or write a byte of the protocol.
-pub fn serve(limits: &Limits) -> Result<Served, ConnectionError> {
+pub fn serve(limits: &Limits) -> Result<ParentConnection, ConnectionError> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::SeqCst) {
-        let reason = "the standard streams are taken already";
+        let reason = "standard streams: already in use";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason).into());
     }
     let (input, output) = take_descriptors()?;
     let probe = match kind_of(&output)? {
-        Kind::Pipe | Kind::Socket => Probe::Look(output.try_clone()?),
+        Kind::Pipe | Kind::Socket => Probe::Poll(output.try_clone()?),
         Kind::Other => Probe::Never,
     };
     let line = Line::new(open_input(input)?, open_output(output)?, limits);
-    Ok(Served(line.probed_by(probe)))
+    Ok(ParentConnection(line.probed_by(probe)))
 }
 
 /// Moves the protocol to new descriptors and replaces the standard streams.
@@ -68,10 +68,10 @@ fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
     // Above the standard streams, even if standard error is closed.
     let input = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     let output = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
-    let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::stdio::dup2_stdin(&nothing)?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(&null)?;
     if rustix::stdio::dup2_stdout(rustix::stdio::stderr()).is_err() {
-        rustix::stdio::dup2_stdout(&nothing)?;
+        rustix::stdio::dup2_stdout(&null)?;
     }
     Ok((input, output))
 }

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use tokio::process::{ChildStdin, ChildStdout, Command};
 
 use super::group::{GRACE, Group};
-use crate::line::{Line, LineReceive, LineSend, NoiseCount};
+use crate::line::{Line, LineReceive, LineSend, SkippedLines};
 
 /// A started command, connected by its standard streams.
 ///
@@ -18,9 +18,9 @@ use crate::line::{Line, LineReceive, LineSend, NoiseCount};
 #[derive(Debug)]
 pub struct Child {
     streams: Line<ChildStdout, ChildStdin>,
-    leash: Arc<Leash>,
+    group: Arc<KillOnDrop>,
     id: Option<u32>,
-    noise: NoiseCount,
+    skipped_lines: SkippedLines,
 }
 
 impl Child {
@@ -30,8 +30,8 @@ impl Child {
     }
 
     /// Returns the counter of skipped output lines, which cannot be messages.
-    pub fn noise(&self) -> NoiseCount {
-        self.noise.clone()
+    pub fn skipped_lines(&self) -> SkippedLines {
+        self.skipped_lines.clone()
     }
 }
 
@@ -49,12 +49,12 @@ pub fn spawn(mut command: Command, limits: &Limits) -> Result<Child, ConnectionE
     };
     let id = child.id();
     let mut streams = Line::new(output, input, limits);
-    let noise = streams.skip_noise();
+    let skipped_lines = streams.skip_non_messages();
     Ok(Child {
         streams,
-        leash: Arc::new(Leash(Group::watch(child))),
+        group: Arc::new(KillOnDrop(Group::watch(child))),
         id,
-        noise,
+        skipped_lines,
     })
 }
 
@@ -63,11 +63,11 @@ impl Connection for Child {
         let (send, receive) = self.streams.into_parts();
         let send = ChildSend {
             streams: send,
-            leash: Arc::clone(&self.leash),
+            group: Arc::clone(&self.group),
         };
         let receive = ChildReceive {
             streams: receive,
-            _leash: self.leash,
+            _group: self.group,
         };
         (Box::new(send), Box::new(receive))
     }
@@ -75,9 +75,9 @@ impl Connection for Child {
 
 /// Held by both halves; dropping the last one kills the group.
 #[derive(Debug)]
-struct Leash(Arc<Group>);
+struct KillOnDrop(Arc<Group>);
 
-impl Drop for Leash {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         self.0.signal(Signal::KILL);
     }
@@ -86,7 +86,7 @@ impl Drop for Leash {
 #[derive(Debug)]
 struct ChildSend {
     streams: LineSend<ChildStdin>,
-    leash: Arc<Leash>,
+    group: Arc<KillOnDrop>,
 }
 
 #[async_trait]
@@ -109,7 +109,7 @@ impl SendHalf for ChildSend {
         let closed = tokio::time::timeout(GRACE, self.streams.close())
             .await
             .unwrap_or(Err(ConnectionError::Closed));
-        self.leash.0.end().await;
+        self.group.0.end().await;
         closed
     }
 }
@@ -117,7 +117,7 @@ impl SendHalf for ChildSend {
 #[derive(Debug)]
 struct ChildReceive {
     streams: LineReceive<ChildStdout>,
-    _leash: Arc<Leash>,
+    _group: Arc<KillOnDrop>,
 }
 
 #[async_trait]
@@ -130,7 +130,7 @@ impl ReceiveHalf for ChildReceive {
         self.streams.receive_ready()
     }
 
-    fn accept_up_to(&mut self, bytes: usize) {
-        self.streams.accept_up_to(bytes);
+    fn set_message_limit(&mut self, bytes: usize) {
+        self.streams.set_message_limit(bytes);
     }
 }

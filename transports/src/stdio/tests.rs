@@ -1,7 +1,7 @@
 use std::{collections::VecDeque, path::Path, time::Duration};
 
 use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf};
-use tokio::{io::AsyncWriteExt, net::UnixStream, process::Command};
+use tokio::{net::UnixStream, process::Command};
 
 use super::*;
 use crate::line::Line;
@@ -13,7 +13,7 @@ fn halves(connection: impl Connection) -> (Box<dyn SendHalf>, Box<dyn ReceiveHal
 fn over(stream: UnixStream, limits: &Limits) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
     let (read, write) = stream.into_split();
     let mut lines = Line::new(read, write, limits);
-    lines.skip_noise();
+    lines.skip_non_messages();
     halves(lines)
 }
 
@@ -46,7 +46,7 @@ async fn dies(pid: &str) -> bool {
 
 /// Starts a command that ignores `SIGTERM` and the end of its input.
 /// Its child does the same. Returns the process ids of both.
-async fn stubborn() -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>, String, String) {
+async fn ignoring_signals() -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>, String, String) {
     let script = r#"trap "" TERM; (trap "" TERM; while :; do sleep 1000; done) & echo "[$$,$!]"; while :; do sleep 1000; done"#;
     let child = spawn(shell(script), &Limits::default()).unwrap();
     let leader = child.id().unwrap().to_string();
@@ -59,9 +59,9 @@ async fn stubborn() -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>, String, String)
 }
 
 #[tokio::test]
-async fn a_command_is_a_connection_and_its_chatter_is_skipped() {
+async fn a_command_is_a_connection_and_its_other_output_is_skipped() {
     let child = spawn(shell("echo hello; cat; echo bye"), &Limits::default()).unwrap();
-    let noise = child.noise();
+    let skipped_lines = child.skipped_lines();
     let (mut send, mut receive) = halves(child);
     let mut batch = VecDeque::from(["{\"a\":1}".to_owned(), "[2]".to_owned()]);
     send.send_all(&mut batch).await.unwrap();
@@ -72,12 +72,12 @@ async fn a_command_is_a_connection_and_its_chatter_is_skipped() {
     assert_eq!(receive.receive().await.unwrap().as_deref(), Some("[2]"));
     send.close().await.unwrap();
     assert_eq!(receive.receive().await.unwrap(), None);
-    assert_eq!(noise.get(), 2);
+    assert_eq!(skipped_lines.get(), 2);
 }
 
 #[tokio::test]
 async fn dropping_both_halves_kills_the_group() {
-    let (send, receive, leader, grandchild) = stubborn().await;
+    let (send, receive, leader, grandchild) = ignoring_signals().await;
     drop(send);
     assert!(!is_dead(&grandchild), "one half is left");
     drop(receive);
@@ -85,14 +85,14 @@ async fn dropping_both_halves_kills_the_group() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_ends_with_the_death_of_the_group() {
-    let (mut send, _receive, leader, grandchild) = stubborn().await;
+async fn closing_kills_the_group() {
+    let (mut send, _receive, leader, grandchild) = ignoring_signals().await;
     send.close().await.unwrap();
     assert!(dies(&grandchild).await && dies(&leader).await);
 }
 
 #[tokio::test]
-async fn what_a_command_leaves_behind_dies_with_it_and_no_zombie_stays() {
+async fn the_end_of_a_command_kills_its_group_and_leaves_no_zombie() {
     let child = spawn(shell("sleep 1000 & echo [$!]"), &Limits::default()).unwrap();
     let leader = child.id().unwrap().to_string();
     let (_send, mut receive) = halves(child);
@@ -114,54 +114,11 @@ async fn a_command_that_does_not_exist_is_an_error() {
     assert!(matches!(outcome, Err(ConnectionError::Io(_))));
 }
 
-/// Feeds `text` to a reader, `bytes` of it every five seconds.
-/// Returns the lengths of the messages, or the error that ended them.
-async fn trickled(text: String, bytes: usize) -> Result<Vec<usize>, ConnectionError> {
-    let (near, mut far) = tokio::io::duplex(1 << 20);
-    let mut lines = Line::new(near, tokio::io::sink(), &Limits::default());
-    lines.skip_noise();
-    let (_keep, mut receive) = halves(lines);
-    let writer = async move {
-        for part in text.as_bytes().chunks(bytes) {
-            far.write_all(part).await.unwrap();
-            tokio::time::sleep(Duration::from_secs(5)).await;
-        }
-    };
-    let reader = async {
-        let mut lengths = Vec::new();
-        loop {
-            // Like the engine, takes messages that are ready first.
-            let received = match receive.receive_ready() {
-                Some(ready) => Ok(Some(ready)),
-                None => receive.receive().await,
-            };
-            match received {
-                Ok(Some(message)) => lengths.push(message.len()),
-                Ok(None) => return Ok(lengths),
-                Err(error) => return Err(error),
-            }
-        }
-    };
-    tokio::select! {
-        outcome = reader => outcome,
-        () = async { writer.await; std::future::pending().await } => unreachable!(),
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn each_line_of_noise_has_its_own_time() {
-    let noise = format!("{}\n", "a log that says nothing ".repeat(100)).repeat(50);
-    let begun = tokio::time::Instant::now();
-    let lengths = trickled(noise + "\n{}\n", 1009).await.unwrap();
-    assert_eq!(lengths, [2]);
-    assert!(begun.elapsed() > Limits::default().frame * 5);
-}
-
 /// Set in the process that acts as the child in the tests below.
 const CHILD: &str = "BOX_TRANSPORTS_TEST_CHILD";
 
 /// Code of the child process of a test below.
-async fn play_the_child() {
+async fn run_as_child() {
     let (mut send, mut receive) = halves(serve(&Limits::default()).unwrap());
     // Simulates a careless library.
     println!("{{\"stray\":\"print\"}}");
@@ -189,13 +146,13 @@ fn child_of(test: &str) -> Command {
 }
 
 #[tokio::test]
-async fn the_childs_side_echoes_over_pipes_whatever_it_prints() {
+async fn the_child_side_works_over_pipes_despite_stray_prints() {
     if std::env::var_os(CHILD).is_some() {
-        return play_the_child().await;
+        return run_as_child().await;
     }
     let (mut send, mut receive) = halves(
         spawn(
-            child_of("the_childs_side_echoes_over_pipes_whatever_it_prints"),
+            child_of("the_child_side_works_over_pipes_despite_stray_prints"),
             &Limits::default(),
         )
         .unwrap(),
@@ -211,12 +168,12 @@ async fn the_childs_side_echoes_over_pipes_whatever_it_prints() {
 }
 
 #[tokio::test]
-async fn the_childs_side_works_over_a_socket_pair() {
+async fn the_child_side_works_over_a_socket_pair() {
     if std::env::var_os(CHILD).is_some() {
-        return play_the_child().await;
+        return run_as_child().await;
     }
     let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut command = child_of("the_childs_side_works_over_a_socket_pair");
+    let mut command = child_of("the_child_side_works_over_a_socket_pair");
     command
         .stdin(std::os::fd::OwnedFd::from(far.try_clone().unwrap()))
         .stdout(std::os::fd::OwnedFd::from(far));
@@ -236,15 +193,15 @@ async fn the_childs_side_works_over_a_socket_pair() {
 }
 
 #[tokio::test]
-async fn the_childs_side_works_over_files() {
+async fn the_child_side_works_over_files() {
     if std::env::var_os(CHILD).is_some() {
-        return play_the_child().await;
+        return run_as_child().await;
     }
     let directory = tempfile::tempdir().unwrap();
     let (input, output) = (directory.path().join("in"), directory.path().join("out"));
     let message = format!("[\"{}\"]", "x".repeat(200_000));
     std::fs::write(&input, format!("{{}}\n{message}\n{{\"last\":1}}")).unwrap();
-    let mut command = child_of("the_childs_side_works_over_files");
+    let mut command = child_of("the_child_side_works_over_files");
     command
         .stdin(std::fs::File::open(&input).unwrap())
         .stdout(std::fs::File::create(&output).unwrap());

@@ -48,7 +48,7 @@ impl Pipe {
     }
 
     /// Changes the state from the thread and wakes the task.
-    fn tell_task(mut state: MutexGuard<'_, State>, change: impl FnOnce(&mut State)) {
+    fn update_and_wake_task(mut state: MutexGuard<'_, State>, change: impl FnOnce(&mut State)) {
         change(&mut state);
         let task = state.task.take();
         drop(state);
@@ -58,14 +58,18 @@ impl Pipe {
     }
 
     /// Changes the state from the task and wakes the thread.
-    fn tell_thread(&self, mut state: MutexGuard<'_, State>, change: impl FnOnce(&mut State)) {
+    fn update_and_wake_thread(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        change: impl FnOnce(&mut State),
+    ) {
         change(&mut state);
         drop(state);
         self.changed.notify_one();
     }
 
     fn end(&self) {
-        self.tell_thread(self.state(), |state| state.ended = true);
+        self.update_and_wake_thread(self.state(), |state| state.ended = true);
     }
 }
 
@@ -92,13 +96,15 @@ impl ThreadReader {
                     let state = end.wait_until(|state| state.bytes.len() < CAPACITY || state.ended);
                     match read {
                         _ if state.ended => return,
-                        Ok(0) => return Pipe::tell_task(state, |state| state.ended = true),
-                        Ok(count) => Pipe::tell_task(state, |state| {
+                        Ok(0) => {
+                            return Pipe::update_and_wake_task(state, |state| state.ended = true);
+                        }
+                        Ok(count) => Pipe::update_and_wake_task(state, |state| {
                             state.bytes.extend_from_slice(&chunk[..count]);
                         }),
                         Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                         Err(error) => {
-                            return Pipe::tell_task(state, |state| {
+                            return Pipe::update_and_wake_task(state, |state| {
                                 state.failed = Some(error.kind());
                             });
                         }
@@ -125,7 +131,7 @@ impl AsyncRead for ThreadReader {
         }
         let count = into.remaining().min(state.bytes.len());
         into.put_slice(&state.bytes[..count]);
-        self.0.tell_thread(state, |state| {
+        self.0.update_and_wake_thread(state, |state| {
             state.bytes.drain(..count);
         });
         Poll::Ready(Ok(()))
@@ -160,7 +166,7 @@ impl ThreadWriter {
                     drop(state);
                     let written = file.write_all(&bytes);
                     let failed = written.err().map(|error| error.kind());
-                    Pipe::tell_task(end.state(), |state| {
+                    Pipe::update_and_wake_task(end.state(), |state| {
                         state.busy = false;
                         state.failed = failed;
                     });
@@ -188,7 +194,7 @@ impl AsyncWrite for ThreadWriter {
             return wait(&mut state, cx);
         }
         let count = room.min(bytes.len());
-        self.0.tell_thread(state, |state| {
+        self.0.update_and_wake_thread(state, |state| {
             state.bytes.extend_from_slice(&bytes[..count]);
         });
         Poll::Ready(Ok(count))

@@ -63,7 +63,7 @@ impl Header {
             8 => Opcode::Close,
             9 => Opcode::Ping,
             10 => Opcode::Pong,
-            _ => return Err(Violation::protocol("a reserved opcode")),
+            _ => return Err(Violation::protocol("reserved opcode")),
         };
         let (length, rest, mut size) = match second & 0x7f {
             126 => match rest.split_first_chunk() {
@@ -91,7 +91,7 @@ impl Header {
         let control = matches!(opcode, Opcode::Close | Opcode::Ping | Opcode::Pong);
         if control && (!last || length > CONTROL_BYTES as u64) {
             return Err(Violation::protocol(
-                "a control frame that is long or in parts",
+                "control frame is fragmented or exceeds 125 bytes",
             ));
         }
         let header = Self {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_protocol_forbids_is_refused() {
+    fn invalid_headers_are_refused() {
         for bytes in [&[0xc1, 0][..], &[0x83, 0], &[0x09, 0], &[0x89, 126, 0, 126]] {
             assert!(Header::read(bytes).is_err(), "{bytes:?}");
         }

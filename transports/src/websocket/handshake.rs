@@ -9,9 +9,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
     frame::fill_random,
-    gate::{Admit, Refusal, UpgradeRequest},
+    upgrade_policy::{CheckUpgrade, UpgradeRejection, UpgradeRequest},
 };
-use crate::bytes::{Intake, Outbox};
+use crate::bytes::{ReadBuffer, WriteBuffer};
 
 /// Maximum length of the head of a request or answer.
 const HEAD_LIMIT: usize = 16 * 1024;
@@ -30,89 +30,107 @@ pub fn accept_key(key: &str) -> String {
     BASE64.encode(hash.finalize())
 }
 
-/// Reads the request, checks it with `gate` and answers.
+/// Reads the request, checks it with `policy` and answers.
 /// Frames may follow when it returns `Ok`.
 pub(super) async fn serve<R, W>(
-    intake: &mut Intake<R>,
-    outbox: &mut Outbox<W>,
-    gate: &dyn Admit,
+    read_buffer: &mut ReadBuffer<R>,
+    write_buffer: &mut WriteBuffer<W>,
+    policy: &dyn CheckUpgrade,
 ) -> Result<(), ConnectionError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     let accepted = loop {
-        match read_request(intake.waiting(), gate) {
+        match read_request(read_buffer.buffered(), policy) {
             Ok(Some((key, size))) => {
-                intake.consume(size);
+                read_buffer.consume(size);
                 break Ok(key);
             }
-            Ok(None) if intake.waiting().len() > HEAD_LIMIT => {
-                break Err(Refusal::new(431, "the request is too long"));
+            Ok(None) if read_buffer.buffered().len() > HEAD_LIMIT => {
+                break Err(UpgradeRejection::new(
+                    431,
+                    "request head exceeds 16384 bytes",
+                ));
             }
             Ok(None) => {
-                let begun = !intake.waiting().is_empty();
-                if !intake.fill(begun).await? {
+                let begun = !read_buffer.buffered().is_empty();
+                if !read_buffer.fill(begun).await? {
                     return Err(ConnectionError::Closed);
                 }
             }
-            Err(refusal) => break Err(refusal),
+            Err(rejection) => break Err(rejection),
         }
     };
-    intake.message_ended();
+    read_buffer.message_ended();
     match accepted {
         Ok(key) => {
             let answer = format!(
                 "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
                  Sec-WebSocket-Accept: {key}\r\n\r\n"
             );
-            outbox.buffer().extend_from_slice(answer.as_bytes());
-            outbox.flush().await
+            write_buffer.buffer().extend_from_slice(answer.as_bytes());
+            write_buffer.flush().await
         }
-        Err(refusal) => {
-            outbox
+        Err(rejection) => {
+            write_buffer
                 .buffer()
-                .extend_from_slice(refuse(refusal).as_bytes());
-            outbox.close().await?;
-            Err(Error::new(ErrorKind::PermissionDenied, refusal).into())
+                .extend_from_slice(rejection_response(rejection).as_bytes());
+            write_buffer.close().await?;
+            Err(Error::new(ErrorKind::PermissionDenied, rejection).into())
         }
     }
 }
 
 /// Returns the key to answer with and the length of the head.
 /// `None` if the head is incomplete.
-fn read_request(bytes: &[u8], gate: &dyn Admit) -> Result<Option<(String, usize)>, Refusal> {
+fn read_request(
+    bytes: &[u8],
+    policy: &dyn CheckUpgrade,
+) -> Result<Option<(String, usize)>, UpgradeRejection> {
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut parsed = Request::new(&mut headers);
     let size = match parsed.parse(bytes) {
         Ok(Status::Complete(size)) => size,
         Ok(Status::Partial) => return Ok(None),
         Err(httparse::Error::TooManyHeaders) => {
-            return Err(Refusal::new(431, "too many headers"));
+            return Err(UpgradeRejection::new(431, "too many headers"));
         }
-        Err(_) => return Err(Refusal::new(400, "not an HTTP request")),
+        Err(_) => return Err(UpgradeRejection::new(400, "not an HTTP request")),
     };
     let request = UpgradeRequest::new(parsed.path.unwrap_or_default(), parsed.headers);
     if parsed.method != Some("GET") || parsed.version != Some(1) {
-        return Err(Refusal::new(405, "upgrades are GET requests of HTTP/1.1"));
+        return Err(UpgradeRejection::new(
+            405,
+            "method not allowed; send a GET request of HTTP/1.1",
+        ));
     }
     if !request.lists("upgrade", "websocket") || !request.lists("connection", "upgrade") {
-        return Err(Refusal::new(426, "this is a websocket"));
+        return Err(UpgradeRejection::new(
+            426,
+            "upgrade required; this path serves a websocket",
+        ));
     }
     if request.header("sec-websocket-version") != Some("13") {
-        return Err(Refusal::new(426, "version 13 of the protocol is served"));
+        return Err(UpgradeRejection::new(
+            426,
+            "sec-websocket-version: must be 13",
+        ));
     }
     let key = request
         .header("sec-websocket-key")
         .filter(|key| BASE64.decode(key).is_ok_and(|key| key.len() == 16))
-        .ok_or(Refusal::new(400, "no valid Sec-WebSocket-Key"))?;
-    gate.admit(&request)?;
+        .ok_or(UpgradeRejection::new(
+            400,
+            "sec-websocket-key: missing or invalid",
+        ))?;
+    policy.check(&request)?;
     Ok(Some((accept_key(key), size)))
 }
 
 /// Returns the answer to a refused request.
-fn refuse(refusal: Refusal) -> String {
-    let Refusal { status, reason } = refusal;
+fn rejection_response(rejection: UpgradeRejection) -> String {
+    let UpgradeRejection { status, reason } = rejection;
     let more = match status {
         401 => "WWW-Authenticate: Bearer\r\n",
         426 => "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
@@ -133,9 +151,9 @@ fn refuse(refusal: Refusal) -> String {
 pub struct UpgradeRefused(pub u16);
 
 /// Requests the upgrade and reads the answer.
-pub(super) async fn ask<R, W>(
-    intake: &mut Intake<R>,
-    outbox: &mut Outbox<W>,
+pub(super) async fn request<R, W>(
+    read_buffer: &mut ReadBuffer<R>,
+    write_buffer: &mut WriteBuffer<W>,
     host: &str,
     path: &str,
     headers: &[(String, String)],
@@ -153,26 +171,26 @@ where
     );
     for (name, value) in headers {
         if !is_header(name, value) {
-            let reason = "a header with characters that headers cannot have";
+            let reason = "headers: invalid characters in a name or value";
             return Err(Error::new(ErrorKind::InvalidInput, reason).into());
         }
         request.extend([name, ": ", value, "\r\n"]);
     }
     request.push_str("\r\n");
-    outbox.buffer().extend_from_slice(request.as_bytes());
-    outbox.flush().await?;
+    write_buffer.buffer().extend_from_slice(request.as_bytes());
+    write_buffer.flush().await?;
     loop {
-        if let Some(size) = read_answer(intake.waiting(), &accept_key(&key))? {
-            intake.consume(size);
-            intake.message_ended();
+        if let Some(size) = read_answer(read_buffer.buffered(), &accept_key(&key))? {
+            read_buffer.consume(size);
+            read_buffer.message_ended();
             return Ok(());
         }
-        if intake.waiting().len() > HEAD_LIMIT {
+        if read_buffer.buffered().len() > HEAD_LIMIT {
             return Err(ConnectionError::Framing(
-                "the answer to the upgrade is too long",
+                "upgrade response: head exceeds 16384 bytes",
             ));
         }
-        if !intake.fill(true).await? {
+        if !read_buffer.fill(true).await? {
             return Err(ConnectionError::Closed);
         }
     }
@@ -195,9 +213,7 @@ fn read_answer(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError
         Ok(Status::Complete(size)) => size,
         Ok(Status::Partial) => return Ok(None),
         Err(_) => {
-            return Err(ConnectionError::Framing(
-                "the answer to the upgrade is not HTTP",
-            ));
+            return Err(ConnectionError::Framing("upgrade response: not HTTP"));
         }
     };
     let status = answer.code.unwrap_or_default();
@@ -216,7 +232,7 @@ fn read_answer(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError
         || answer.count("sec-websocket-extensions") > 0
     {
         return Err(ConnectionError::Framing(
-            "the answer to the upgrade does not fit",
+            "upgrade response: missing or wrong headers",
         ));
     }
     Ok(Some(size))

@@ -9,15 +9,15 @@
 //! Closing sends a close frame; messages that the peer sends before its own close frame still arrive. Each direction
 //! can therefore end separately, as on every other transport.
 //!
-//! Reading order: this file, `frame`, `sender`, `receiver`, `handshake`, `gate`.
+//! Reading order: this file, `frame`, `sender`, `receiver`, `handshake`, `upgrade_policy`.
 
 mod frame;
-mod gate;
 mod handshake;
 mod receiver;
 mod sender;
 #[cfg(test)]
 mod tests;
+mod upgrade_policy;
 
 use std::sync::{Arc, atomic::AtomicU16};
 
@@ -35,18 +35,18 @@ use self::{
     sender::{WebSocketSend, Writer},
 };
 use crate::{
-    bytes::{Intake, Outbox},
+    bytes::{ReadBuffer, WriteBuffer},
+    connection_limit::ConnectionPermit,
     endpoint::{ConnectOptions, Endpoint},
-    places::Place,
     tcp,
     tls::ClientTls,
 };
 
 pub(crate) use self::frame::fill_random;
 pub use self::{
-    gate::{Admit, Gate, Refusal, UpgradeRequest, is_host},
     handshake::{UpgradeRefused, accept_key},
     sender::Pinger,
+    upgrade_policy::{CheckUpgrade, UpgradePolicy, UpgradeRejection, UpgradeRequest, is_host},
 };
 
 /// The end of a websocket. Only a client masks its frames.
@@ -70,11 +70,16 @@ where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    fn new(intake: Intake<R>, outbox: Outbox<W>, role: Role, limits: &Limits) -> Self {
-        let writer = Arc::new(Writer::new(outbox, role));
+    fn new(
+        read_buffer: ReadBuffer<R>,
+        write_buffer: WriteBuffer<W>,
+        role: Role,
+        limits: &Limits,
+    ) -> Self {
+        let writer = Arc::new(Writer::new(write_buffer, role));
         Self {
             send: WebSocketSend::new(Arc::clone(&writer)),
-            receive: WebSocketReceive::new(intake, role, limits.message_bytes, writer),
+            receive: WebSocketReceive::new(read_buffer, role, limits.message_bytes, writer),
         }
     }
 
@@ -92,22 +97,22 @@ where
         }
     }
 
-    /// Serves the upgrade on a new stream, holding a place in a listener.
-    pub(crate) async fn accept_in_place(
+    /// Serves the upgrade on a new stream, with a permit of a listener.
+    pub(crate) async fn accept_with_permit(
         read: R,
         write: W,
         limits: &Limits,
-        gate: &dyn Admit,
-        place: &Place,
+        policy: &dyn CheckUpgrade,
+        permit: &ConnectionPermit,
     ) -> Result<Self, ConnectionError> {
-        let mut intake = Intake::new(read, limits.frame, place.clone());
-        let mut outbox = Outbox::new(write, limits.frame, place.clone());
-        handshake::serve(&mut intake, &mut outbox, gate).await?;
-        Ok(Self::new(intake, outbox, Role::Server, limits))
+        let mut read_buffer = ReadBuffer::new(read, limits.frame, permit.clone());
+        let mut write_buffer = WriteBuffer::new(write, limits.frame, permit.clone());
+        handshake::serve(&mut read_buffer, &mut write_buffer, policy).await?;
+        Ok(Self::new(read_buffer, write_buffer, Role::Server, limits))
     }
 
     /// Requests the upgrade on a new stream.
-    pub(crate) async fn ask(
+    pub(crate) async fn request(
         read: R,
         write: W,
         limits: &Limits,
@@ -115,10 +120,10 @@ where
         path: &str,
         headers: &[(String, String)],
     ) -> Result<Self, ConnectionError> {
-        let mut intake = Intake::new(read, limits.frame, Place::default());
-        let mut outbox = Outbox::new(write, limits.frame, Place::default());
-        handshake::ask(&mut intake, &mut outbox, host, path, headers).await?;
-        Ok(Self::new(intake, outbox, Role::Client, limits))
+        let mut read_buffer = ReadBuffer::new(read, limits.frame, ConnectionPermit::default());
+        let mut write_buffer = WriteBuffer::new(write, limits.frame, ConnectionPermit::default());
+        handshake::request(&mut read_buffer, &mut write_buffer, host, path, headers).await?;
+        Ok(Self::new(read_buffer, write_buffer, Role::Client, limits))
     }
 }
 
@@ -132,18 +137,18 @@ where
     }
 }
 
-/// Serves the upgrade on an accepted TCP stream, if `gate` admits the request.
+/// Serves the upgrade on an accepted TCP stream, if `policy` admits the request.
 ///
-/// [`Gate::new`] is the default gate: the paths `/rpc/ws` and `/`, no browser pages. The caller sets the timeout;
+/// [`UpgradePolicy::new`] is the default policy: the paths `/rpc/ws` and `/`, no browser pages. The caller sets the timeout;
 /// without one, a client may delay its request indefinitely.
 pub async fn accept(
     stream: TcpStream,
     limits: &Limits,
-    gate: &dyn Admit,
+    policy: &dyn CheckUpgrade,
 ) -> Result<WebSocket<OwnedReadHalf, OwnedWriteHalf>, ConnectionError> {
     tcp::prepare(&stream)?;
     let (read, write) = stream.into_split();
-    WebSocket::accept_in_place(read, write, limits, gate, &Place::default()).await
+    WebSocket::accept_with_permit(read, write, limits, policy, &ConnectionPermit::default()).await
 }
 
 /// Wraps a stream on which an HTTP server or client has done the upgrade.
@@ -159,9 +164,9 @@ where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
     let (read, write) = tokio::io::split(stream);
-    let intake = Intake::new(read, limits.frame, Place::default());
-    let outbox = Outbox::new(write, limits.frame, Place::default());
-    WebSocket::new(intake, outbox, role, limits)
+    let read_buffer = ReadBuffer::new(read, limits.frame, ConnectionPermit::default());
+    let write_buffer = WriteBuffer::new(write, limits.frame, ConnectionPermit::default());
+    WebSocket::new(read_buffer, write_buffer, role, limits)
 }
 
 /// Connects to `ws://HOST:PORT/PATH` or `wss://HOST:PORT/PATH`.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use async_trait::async_trait;
-use box_rpc::{ConnectionError, ReceiveHalf, large};
+use box_rpc::{ConnectionError, ReceiveHalf, buffer_pool};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     sender::Writer,
 };
 use crate::{
-    bytes::{HEAD_BYTES, Intake, text_of},
+    bytes::{HEAD_BYTES, ReadBuffer, text_of},
     line::extend_head,
 };
 
@@ -20,12 +20,12 @@ use crate::{
 const FRAGMENTS: usize = 4096;
 
 /// Maximum memory reserved for a message before its bytes have arrived.
-const TAKEN_ON_TRUST: u64 = 64 * 1024;
+const MAX_PREALLOCATION: u64 = 64 * 1024;
 
 /// Receiving half.
 #[derive(Debug)]
 pub(super) struct WebSocketReceive<R, W> {
-    intake: Intake<R>,
+    read_buffer: ReadBuffer<R>,
     role: Role,
     limit: usize,
     /// The incomplete message.
@@ -33,7 +33,7 @@ pub(super) struct WebSocketReceive<R, W> {
     /// Its frame that is arriving.
     frame: Option<Frame>,
     /// Event that could not be returned where only a message is possible.
-    later: Option<Found>,
+    pending: Option<Found>,
     /// Whether the peer has closed, or this end has stopped reading.
     ended: bool,
     writer: Arc<Writer<W>>,
@@ -80,15 +80,20 @@ where
     R: AsyncRead + Unpin + Send,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    /// Creates a receiver of frames from `intake`; answers go to `writer`.
-    pub(super) fn new(intake: Intake<R>, role: Role, limit: usize, writer: Arc<Writer<W>>) -> Self {
+    /// Creates a receiver of frames from `read_buffer`; answers go to `writer`.
+    pub(super) fn new(
+        read_buffer: ReadBuffer<R>,
+        role: Role,
+        limit: usize,
+        writer: Arc<Writer<W>>,
+    ) -> Self {
         Self {
-            intake,
+            read_buffer,
             role,
             limit,
             message: None,
             frame: None,
-            later: None,
+            pending: None,
             ended: false,
             writer,
         }
@@ -107,24 +112,24 @@ where
             if self.frame.is_some() {
                 return Ok(Found::Nothing);
             }
-            let Some((header, size)) = Header::read(self.intake.waiting())? else {
+            let Some((header, size)) = Header::read(self.read_buffer.buffered())? else {
                 return Ok(Found::Nothing);
             };
-            self.writer.heard.fetch_add(1, Ordering::Relaxed);
+            self.writer.frames_received.fetch_add(1, Ordering::Relaxed);
             if header.mask.is_some() != (self.role == Role::Server) {
                 return Err(Violation::protocol(
-                    "only a client masks, and it masks everything",
+                    "mask: a client must mask frames, a server must not",
                 ));
             }
             match header.opcode {
                 Opcode::Text | Opcode::Continuation => {
-                    self.intake.consume(size);
+                    self.read_buffer.consume(size);
                     self.begin_frame(header)?;
                 }
                 Opcode::Binary => {
                     return Err(Violation {
                         status: 1003,
-                        reason: "messages are text",
+                        reason: "binary messages are not supported",
                     });
                 }
                 Opcode::Close | Opcode::Ping | Opcode::Pong => {
@@ -145,8 +150,12 @@ where
     /// Removes a control frame and returns its payload, if it is complete.
     fn control_payload(&mut self, header: Header, size: usize) -> Option<Vec<u8>> {
         let length = usize::try_from(header.length).ok()?;
-        let mut payload = self.intake.waiting().get(size..size + length)?.to_vec();
-        self.intake.consume(size + length);
+        let mut payload = self
+            .read_buffer
+            .buffered()
+            .get(size..size + length)?
+            .to_vec();
+        self.read_buffer.consume(size + length);
         if let Some(mask) = header.mask {
             apply_mask(&mut payload, mask, 0);
         }
@@ -157,7 +166,9 @@ where
     fn begin_frame(&mut self, header: Header) -> Result<(), Violation> {
         if header.opcode == Opcode::Text {
             if self.message.is_some() {
-                return Err(Violation::protocol("a message inside of another one"));
+                return Err(Violation::protocol(
+                    "new message before the end of the previous one",
+                ));
             }
             self.message = Some(Partial {
                 text: Vec::new(),
@@ -166,7 +177,7 @@ where
             });
         }
         let Some(message) = &mut self.message else {
-            return Err(Violation::protocol("a continuation of nothing"));
+            return Err(Violation::protocol("continuation frame without a message"));
         };
         message.fragments += 1;
         if message.fragments > FRAGMENTS {
@@ -182,7 +193,7 @@ where
             message.text.shrink_to_fit();
         }
         if !message.too_large {
-            let room = header.length.min(TAKEN_ON_TRUST);
+            let room = header.length.min(MAX_PREALLOCATION);
             message.text.reserve(usize::try_from(room).unwrap_or(0));
         }
         self.frame = Some(Frame {
@@ -200,20 +211,20 @@ where
         let (Some(frame), Some(message)) = (&mut self.frame, &mut self.message) else {
             return Ok(None);
         };
-        let waiting = self.intake.waiting();
+        let buffered = self.read_buffer.buffered();
         let here = usize::try_from(frame.missing)
-            .map_or(waiting.len(), |missing| missing.min(waiting.len()));
+            .map_or(buffered.len(), |missing| missing.min(buffered.len()));
         let start = message.text.len();
         if message.too_large {
-            extend_head(&mut message.text, &waiting[..here]);
+            extend_head(&mut message.text, &buffered[..here]);
         } else {
-            large::reserve(&mut message.text, here);
-            message.text.extend_from_slice(&waiting[..here]);
+            buffer_pool::reserve(&mut message.text, here);
+            message.text.extend_from_slice(&buffered[..here]);
         }
         if let Some(mask) = frame.mask {
             apply_mask(&mut message.text[start..], mask, frame.done);
         }
-        self.intake.consume(here);
+        self.read_buffer.consume(here);
         // Only the position within the mask matters, so a frame longer than memory cannot overflow.
         frame.done = (frame.done + here) % 4;
         frame.missing -= here as u64;
@@ -231,7 +242,7 @@ where
                 Ok(text) => Ok(Some(Found::Message(text))),
                 Err(_) => Err(Violation {
                     status: 1007,
-                    reason: "a text message that is not UTF-8",
+                    reason: "text message is not UTF-8",
                 }),
             },
             None => Ok(None),
@@ -250,17 +261,17 @@ where
             if self.ended {
                 return Ok(None);
             }
-            let found = match self.later.take() {
+            let found = match self.pending.take() {
                 Some(found) => found,
                 None => self.find(),
             };
             match found {
                 Found::Message(message) => {
-                    self.intake.message_ended();
+                    self.read_buffer.message_ended();
                     return Ok(Some(message));
                 }
                 Found::TooLarge(head) => {
-                    self.intake.message_ended();
+                    self.read_buffer.message_ended();
                     return Err(ConnectionError::TooLarge {
                         head: text_of(head),
                         limit: self.limit,
@@ -273,11 +284,11 @@ where
                     return Err(ConnectionError::Framing(violation.reason));
                 }
                 Found::Nothing => {
-                    let begun = self.message.is_some() || !self.intake.waiting().is_empty();
+                    let begun = self.message.is_some() || !self.read_buffer.buffered().is_empty();
                     if !begun {
-                        self.intake.message_ended();
+                        self.read_buffer.message_ended();
                     }
-                    if !self.intake.fill(begun).await? {
+                    if !self.read_buffer.fill(begun).await? {
                         // An end without a close frame means that the peer vanished.
                         self.ended = true;
                         return Err(ConnectionError::Closed);
@@ -288,24 +299,24 @@ where
     }
 
     fn receive_ready(&mut self) -> Option<String> {
-        if self.ended || self.later.is_some() {
+        if self.ended || self.pending.is_some() {
             return None;
         }
         match self.find() {
             Found::Message(message) => Some(message),
             Found::Nothing => None,
             event => {
-                self.later = Some(event);
+                self.pending = Some(event);
                 None
             }
         }
     }
 
-    fn accept_up_to(&mut self, bytes: usize) {
+    fn set_message_limit(&mut self, bytes: usize) {
         self.limit = bytes;
     }
 
-    fn peer_is_known(&mut self) -> bool {
-        self.intake.keep_place()
+    fn peer_identified(&mut self) -> bool {
+        self.read_buffer.confirm_permit()
     }
 }

@@ -9,14 +9,14 @@ use std::{
 };
 
 use async_trait::async_trait;
-use box_rpc::{ConnectionError, SendHalf, large};
+use box_rpc::{ConnectionError, SendHalf, buffer_pool};
 use tokio::{io::AsyncWrite, sync::Mutex as AsyncMutex};
 
 use super::{
     Role,
     frame::{Header, Masks, Opcode, Violation, apply_mask},
 };
-use crate::bytes::{Outbox, WRITTEN_DIRECTLY};
+use crate::bytes::{DIRECT_WRITE_BYTES, WriteBuffer};
 
 /// Writer of frames.
 /// Only pings contend for its lock, because one task owns the sending half.
@@ -26,13 +26,13 @@ pub(super) struct Writer<W> {
     /// The ping to answer, and whether a task is answering it.
     ping: Mutex<(Option<Vec<u8>>, bool)>,
     /// Number of received frames of any kind.
-    pub(super) heard: AtomicU64,
+    pub(super) frames_received: AtomicU64,
 }
 
 /// State that the lock guards.
 #[derive(Debug)]
 struct Sink<W> {
-    outbox: Outbox<W>,
+    write_buffer: WriteBuffer<W>,
     /// Masks of a client; a server does not mask.
     masks: Option<Masks>,
     /// Whether a close frame was written, after which no frame may follow.
@@ -40,16 +40,16 @@ struct Sink<W> {
 }
 
 impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
-    /// Creates a writer into `outbox`.
-    pub(super) fn new(outbox: Outbox<W>, role: Role) -> Self {
+    /// Creates a writer into `write_buffer`.
+    pub(super) fn new(write_buffer: WriteBuffer<W>, role: Role) -> Self {
         Self {
             sink: AsyncMutex::new(Sink {
-                outbox,
+                write_buffer,
                 masks: (role == Role::Client).then(Masks::default),
                 closed: false,
             }),
             ping: Mutex::default(),
-            heard: AtomicU64::new(0),
+            frames_received: AtomicU64::new(0),
         }
     }
 
@@ -109,18 +109,18 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
             return Err(ConnectionError::Closed);
         }
         let mask = self.mask()?;
-        Header::whole(Opcode::Text, message.len(), mask).write(self.outbox.buffer());
-        if message.len() >= WRITTEN_DIRECTLY {
+        Header::whole(Opcode::Text, message.len(), mask).write(self.write_buffer.buffer());
+        if message.len() >= DIRECT_WRITE_BYTES {
             let mut payload = message.into_bytes();
             if let Some(mask) = mask {
                 apply_mask(&mut payload, mask, 0);
             }
-            let written = self.outbox.write_directly(&payload).await;
-            large::keep(payload);
+            let written = self.write_buffer.write_directly(&payload).await;
+            buffer_pool::recycle(payload);
             return written;
         }
         self.payload(message.as_bytes(), mask);
-        self.outbox.settle().await
+        self.write_buffer.write_if_full().await
     }
 
     /// Sends a control frame at once.
@@ -129,9 +129,9 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
             return Err(ConnectionError::Closed);
         }
         let mask = self.mask()?;
-        Header::whole(opcode, payload.len(), mask).write(self.outbox.buffer());
+        Header::whole(opcode, payload.len(), mask).write(self.write_buffer.buffer());
         self.payload(&payload, mask);
-        self.outbox.flush().await
+        self.write_buffer.flush().await
     }
 
     /// Sends the close frame, unless one was sent.
@@ -151,7 +151,7 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
 
     /// Copies a payload behind its header.
     fn payload(&mut self, bytes: &[u8], mask: Option<[u8; 4]>) {
-        let buffer = self.outbox.buffer();
+        let buffer = self.write_buffer.buffer();
         let start = buffer.len();
         buffer.extend_from_slice(bytes);
         if let Some(mask) = mask {
@@ -173,8 +173,8 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Pinger<W> {
     }
 
     /// Returns the number of received frames, including answers to pings.
-    pub fn heard(&self) -> u64 {
-        self.writer.heard.load(Ordering::Relaxed)
+    pub fn frames_received(&self) -> u64 {
+        self.writer.frames_received.load(Ordering::Relaxed)
     }
 }
 
@@ -205,7 +205,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> SendHalf for WebSocketSend<W> {
     }
 
     async fn flush(&mut self) -> Result<(), ConnectionError> {
-        self.writer.sink.lock().await.outbox.flush().await
+        self.writer.sink.lock().await.write_buffer.flush().await
     }
 
     async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
@@ -213,7 +213,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> SendHalf for WebSocketSend<W> {
         while let Some(message) = messages.pop_front() {
             sink.text(message).await?;
         }
-        sink.outbox.flush().await
+        sink.write_buffer.flush().await
     }
 
     /// Sends the close frame.

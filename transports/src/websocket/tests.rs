@@ -160,7 +160,7 @@ async fn a_message_of_exactly_the_limit_passes() {
 }
 
 #[tokio::test]
-async fn what_breaks_the_protocol_closes_with_its_status() {
+async fn a_protocol_violation_closes_with_its_status() {
     let cases: [(Role, Vec<u8>, u16); 8] = [
         (Role::Server, masked(true, Opcode::Binary, b"x"), 1003),
         (Role::Server, masked(true, Opcode::Text, b"\xff"), 1007),
@@ -211,7 +211,7 @@ async fn what_breaks_the_protocol_closes_with_its_status() {
 }
 
 #[tokio::test]
-async fn an_event_among_ready_messages_is_told_in_its_turn() {
+async fn an_event_between_ready_messages_is_reported_in_order() {
     let ((_send, mut receive), mut far) = raw(Role::Server, &limits(10));
     let bytes = [
         masked(true, Opcode::Text, b"a"),
@@ -271,7 +271,7 @@ async fn a_message_must_end_in_time_once_begun() {
 }
 
 #[tokio::test]
-async fn both_roles_talk_to_each_other_and_end_one_after_the_other() {
+async fn both_roles_exchange_messages_and_close_separately() {
     let (near, far) = UnixStream::pair().unwrap();
     let (mut send, mut receive) =
         Box::new(from_upgraded(near, Role::Client, &Limits::default())).split();
@@ -308,15 +308,15 @@ async fn both_roles_talk_to_each_other_and_end_one_after_the_other() {
     server.await.unwrap();
 }
 
-/// Sends `request` to a server with `gate`; returns the first line of the answer.
-async fn status_of(request: &str, gate: &dyn Admit) -> String {
+/// Sends `request` to a server with `policy`; returns the first line of the answer.
+async fn status_of(request: &str, policy: &dyn CheckUpgrade) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap())
         .await
         .unwrap();
     client.write_all(request.as_bytes()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
-    let outcome = accept(stream, &Limits::default(), gate).await;
+    let outcome = accept(stream, &Limits::default(), policy).await;
     let mut answer = Vec::new();
     let admitted = outcome.is_ok();
     drop(outcome);
@@ -334,8 +334,8 @@ fn request(path: &str, more: &str) -> String {
 }
 
 #[test]
-fn a_host_without_a_port_is_accepted_with_any() {
-    use super::gate::is_host;
+fn a_host_without_a_port_matches_any_port() {
+    use super::upgrade_policy::is_host;
     for (ours, host) in [
         ("box", "BOX"),
         ("box", "box:80"),
@@ -361,15 +361,15 @@ fn a_host_without_a_port_is_accepted_with_any() {
 }
 
 #[tokio::test]
-async fn the_gate_knows_paths_origins_hosts_and_tokens() {
-    let open = Gate::new();
-    let strict = Gate::new()
+async fn the_policy_checks_paths_origins_hosts_and_tokens() {
+    let open = UpgradePolicy::new();
+    let strict = UpgradePolicy::new()
         .origins(["https://ours"])
         .hosts(["BOX:1"])
         .token("secret");
-    let other_host = Gate::new().hosts(["elsewhere"]);
+    let other_host = UpgradePolicy::new().hosts(["elsewhere"]);
     let token = "Authorization: Bearer secret\r\n";
-    for (request, gate, status) in [
+    for (request, policy, status) in [
         (request("/", ""), &open, "101"),
         (request("/rpc/ws?x=1", ""), &open, "101"),
         (request("/other", ""), &open, "404"),
@@ -417,11 +417,11 @@ async fn the_gate_knows_paths_origins_hosts_and_tokens() {
             "431",
         ),
     ] {
-        assert_eq!(status_of(&request, gate).await, status, "{request}");
+        assert_eq!(status_of(&request, policy).await, status, "{request}");
     }
     let closure = |request: &UpgradeRequest<'_>| match request.header("x-key") {
         Some("1") => Ok(()),
-        _ => Err(Refusal::new(418, "no")),
+        _ => Err(UpgradeRejection::new(418, "no")),
     };
     assert_eq!(
         status_of(&request("/any", "X-Key: 1\r\n"), &closure).await,
@@ -431,19 +431,19 @@ async fn the_gate_knows_paths_origins_hosts_and_tokens() {
 }
 
 #[test]
-fn a_gate_does_not_show_its_token() {
-    let shown = format!("{:?}", Gate::new().token("secret"));
+fn a_policy_does_not_show_its_token() {
+    let shown = format!("{:?}", UpgradePolicy::new().token("secret"));
     assert!(!shown.contains("secret"), "{shown}");
 }
 
 #[test]
-fn the_key_of_the_specification_gives_its_answer() {
+fn the_accept_key_matches_the_specification() {
     let answer = accept_key("dGhlIHNhbXBsZSBub25jZQ==");
     assert_eq!(answer, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
 }
 
 #[tokio::test]
-async fn frames_sent_along_with_the_request_are_not_lost() {
+async fn frames_sent_with_the_request_are_not_lost() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap())
         .await
@@ -452,7 +452,7 @@ async fn frames_sent_along_with_the_request_are_not_lost() {
     bytes.extend(masked(true, Opcode::Text, b"early"));
     client.write_all(&bytes).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
-    let socket = accept(stream, &Limits::default(), &Gate::new())
+    let socket = accept(stream, &Limits::default(), &UpgradePolicy::new())
         .await
         .unwrap();
     let (_send, mut receive) = Box::new(socket).split();
@@ -464,10 +464,10 @@ async fn a_client_reports_refusals_and_bad_headers() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("ws://{}/rpc/ws", listener.local_addr().unwrap());
     let server = tokio::spawn(async move {
-        let gate = Gate::new().token("secret");
+        let policy = UpgradePolicy::new().token("secret");
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            let _ = accept(stream, &Limits::default(), &gate).await;
+            let _ = accept(stream, &Limits::default(), &policy).await;
         }
     });
     let attempt = async |name: &str, value: &str| {

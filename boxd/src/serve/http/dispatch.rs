@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use box_rpc::Caller;
-use box_transports::places::Place;
+use box_transports::connection_limit::ConnectionPermit;
 use hyper::body::Incoming;
 use hyper::{Method, Request};
 
@@ -18,7 +18,7 @@ use super::{auth, health, langbot, metrics, ports, websocket};
 /// Answers one request.
 pub(super) async fn answer(
     shared: &Arc<Shared>,
-    place: Place,
+    place: ConnectionPermit,
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Answer {
@@ -30,7 +30,7 @@ pub(super) async fn answer(
     let outcome = match admit(shared, found, &asked).await {
         Ok((door, caller)) => {
             // An admitted caller keeps its connection, unless that was already closed to make room for another.
-            let kept = auth::needs_nothing(door) || door == Door::Metrics || place.keep();
+            let kept = auth::needs_nothing(door) || door == Door::Metrics || place.confirm();
             if kept {
                 open(shared, door, caller, place, &mut asked).await
             } else {
@@ -101,7 +101,7 @@ async fn open(
     shared: &Arc<Shared>,
     door: Door,
     caller: Caller,
-    place: Place,
+    place: ConnectionPermit,
     asked: &mut Asked,
 ) -> Result<Answer, Refusal> {
     let looks = asked.method() == Method::GET || asked.method() == Method::HEAD;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use box_gateways::langbot::{GENERATION_HEADER, INSTANCE_HEADER, RelayRefused, WORKSPACE_HEADER};
 use box_rpc::Caller;
 use box_rpc::{ControlPolicy, Limits, Router};
-use box_transports::places::Place;
+use box_transports::connection_limit::ConnectionPermit;
 use hyper::header::{HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use hyper::{HeaderMap, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -61,7 +61,7 @@ pub(super) async fn relay(
     shared: &Arc<Shared>,
     asked: &mut Asked,
     caller: Caller,
-    place: Place,
+    place: ConnectionPermit,
 ) -> Result<Answer, Refusal> {
     let key = key(asked)?;
     let attached = {

@@ -10,7 +10,7 @@ use box_protocol::BoxState;
 use box_protocol::actions::BoxListParams;
 use box_runtime::Caller;
 use box_transports::Endpoint;
-use box_transports::server::Gauge;
+use box_transports::server::ServerMetrics;
 use hyper::StatusCode;
 
 use super::answer::{Answer, text};
@@ -24,7 +24,7 @@ pub(super) struct Counters {
     /// Connections closed because of the connection limit.
     full: AtomicU64,
     /// The other listeners.
-    listeners: OnceLock<Vec<Gauge>>,
+    listeners: OnceLock<Vec<ServerMetrics>>,
 }
 
 impl Counters {
@@ -40,7 +40,7 @@ impl Counters {
     }
 
     /// Sets the other listeners.
-    pub(super) fn watch(&self, listeners: Vec<Gauge>) {
+    pub(super) fn watch(&self, listeners: Vec<ServerMetrics>) {
         // The server calls this once.
         let _ = self.listeners.set(listeners);
     }
@@ -127,12 +127,12 @@ fn connections(page: &mut Page, shared: &Shared) {
         let (open, refused) = rpc.entry(kind(gauge.endpoint())).or_default();
         *open += gauge.connections();
         let counts = gauge.refused();
-        let counts = [counts.full(), counts.handshake(), counts.stranger()];
+        let counts = [counts.full(), counts.handshake(), counts.other_user()];
         for (sum, count) in refused.iter_mut().zip(counts) {
             *sum += count;
         }
     }
-    let http = shared.places.taken();
+    let http = shared.places.in_use();
     page.of(
         "boxd_connections",
         "gauge",

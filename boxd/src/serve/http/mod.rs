@@ -33,8 +33,8 @@ use box_gateways::langbot::{LangBot, TOKEN_VARIABLE};
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
 use box_transports::Endpoint;
-use box_transports::places::{Place, Rests};
-use box_transports::server::Gauge;
+use box_transports::connection_limit::{AcceptBackoff, ConnectionPermit};
+use box_transports::server::ServerMetrics;
 use box_transports::websocket::is_host;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -227,7 +227,7 @@ impl Http {
     }
 
     /// Starts serving all routes, and adds the metrics of the other listeners.
-    pub(crate) fn ready(&self, listeners: Vec<Gauge>) {
+    pub(crate) fn ready(&self, listeners: Vec<ServerMetrics>) {
         self.shared.counters.watch(listeners);
         self.shared.enter(Phase::Serving);
     }
@@ -241,12 +241,12 @@ impl Http {
         // The listener releases its address before the connections end.
         let _ = (&mut self.accepting).await;
         self.stop.send_replace(Stop::Soon);
-        let all = self.shared.places.all_free();
+        let all = self.shared.places.all_released();
         let all = tokio::time::timeout(within + LAST_WORDS, all);
         let sockets = self.shared.sockets.close(within, restart);
         let ((), ended) = futures::future::join(sockets, all).await;
         if ended.is_err() {
-            let left = self.shared.places.taken();
+            let left = self.shared.places.in_use();
             tracing::warn!(left, "HTTP connections are cut");
         }
         self.stop.send_replace(Stop::Now);
@@ -257,17 +257,17 @@ impl Http {
 ///
 /// At the limit, a connection that has shown no token is closed to make room.
 async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: watch::Receiver<Stop>) {
-    let mut rests = Rests::default();
+    let mut rests = AcceptBackoff::default();
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                rests.rest(&error, &shared.places).await;
+                rests.pause(&error, &shared.places).await;
                 continue;
             }
         };
-        rests.over();
-        let taken = shared.places.take();
+        rests.reset();
+        let taken = shared.places.acquire();
         if !matches!(taken, Some((_, false))) {
             shared.counters.found_no_place();
         }
@@ -284,7 +284,7 @@ async fn serve(
     stream: TcpStream,
     peer: SocketAddr,
     shared: Arc<Shared>,
-    place: Place,
+    place: ConnectionPermit,
     mut stop: watch::Receiver<Stop>,
 ) {
     // Setting options fails only on a connection that is already closed.
@@ -313,7 +313,7 @@ async fn serve(
                 }
                 break;
             }
-            () = held.lost() => {
+            () = held.evicted() => {
                 tracing::debug!(%peer, "HTTP connection without a token made room for another");
                 break;
             }

@@ -9,7 +9,7 @@ use box_client::{BoxClient, ClientError, Code, PortStream};
 use box_protocol::{BoxId, UnixMs};
 use box_rpc::{Options, Router, Session};
 use box_runtime::Caller;
-use box_transports::places::Place;
+use box_transports::connection_limit::ConnectionPermit;
 use box_transports::queue;
 use http_body_util::BodyExt as _;
 use hyper::client::conn::http1;
@@ -110,7 +110,7 @@ pub(super) async fn pass(
     shared: &Arc<Shared>,
     asked: &mut Asked,
     caller: Caller,
-    place: Place,
+    place: ConnectionPermit,
 ) -> Result<Answer, Refusal> {
     let path = asked.uri().path().to_owned();
     let target = Target::of(&path)?;

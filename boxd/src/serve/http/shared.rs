@@ -6,7 +6,7 @@ use std::time::Instant;
 use box_gateways::langbot::LangBot;
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
-use box_transports::places::Places;
+use box_transports::connection_limit::Places;
 use tokio::sync::watch;
 
 use super::auth::Auth;
@@ -49,7 +49,7 @@ pub(super) struct Shared {
     /// Whether the port serves only the routes of LangBot's own runtime.
     pub(super) only_langbot: bool,
     /// The limit of simultaneous connections.
-    pub(super) places: Places,
+    pub(super) places: ConnectionLimit,
     pub(super) started: Instant,
     phase: watch::Sender<Phase>,
 }
@@ -78,7 +78,7 @@ impl Shared {
             sockets: Sockets::default(),
             langbot,
             only_langbot,
-            places: Places::new(limit),
+            places: ConnectionLimit::new(limit),
             started: Instant::now(),
             phase: watch::Sender::new(Phase::Starting),
         }

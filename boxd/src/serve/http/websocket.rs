@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use box_gateways::langbot::{BOTH, Frames};
 use box_rpc::{Caller, Codecs, Limits, Options, Session};
-use box_transports::places::Place;
+use box_transports::connection_limit::ConnectionPermit;
+use box_transports::server::close_all;
 use box_transports::websocket::{Role, accept_key, from_upgraded};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT};
@@ -103,14 +104,7 @@ impl Sockets {
             open.closing = true;
             open.sessions.values().cloned().collect()
         };
-        let closing = sessions.iter().map(|session| async move {
-            if restart {
-                session.close_for_restart(within).await;
-            } else {
-                session.close(within).await;
-            }
-        });
-        futures::future::join_all(closing).await;
+        close_all(&sessions, within, restart).await;
     }
 }
 
@@ -121,7 +115,7 @@ pub(super) fn upgrade(
     shared: &Arc<Shared>,
     asked: &mut Asked,
     caller: Caller,
-    place: Place,
+    place: ConnectionPermit,
 ) -> Result<Answer, Refusal> {
     let key = key(asked)?;
     let (router, codecs, control_policy) = match langbot::serve(shared, asked.headers(), &caller)? {

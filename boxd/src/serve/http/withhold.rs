@@ -87,7 +87,7 @@ fn other_cookies(tokens: &Tokens, value: &HeaderValue) -> Option<HeaderValue> {
 
 /// Returns whether a text holds a token: plain, percent-encoded or in base64.
 fn holds(tokens: &Tokens, text: &[u8]) -> bool {
-    if tokens.are_in(text) {
+    if tokens.is_any_in(text) {
         return true;
     }
     let Ok(text) = std::str::from_utf8(text) else {
@@ -95,7 +95,7 @@ fn holds(tokens: &Tokens, text: &[u8]) -> bool {
     };
     let decoded = percent_decode_str(text);
     let plain: Vec<u8> = decoded.collect();
-    if plain.len() != text.len() && tokens.are_in(&plain) {
+    if plain.len() != text.len() && tokens.is_any_in(&plain) {
         return true;
     }
     let is_outside = |byte: &u8| !(byte.is_ascii_alphanumeric() || b"+/-_".contains(byte));
@@ -105,7 +105,7 @@ fn holds(tokens: &Tokens, text: &[u8]) -> bool {
         let mut decoded = DECODERS
             .iter()
             .filter_map(|decoder| decoder.decode(word).ok());
-        decoded.any(|bytes| tokens.are_in(&bytes))
+        decoded.any(|bytes| tokens.is_any_in(&bytes))
     })
 }
 

@@ -52,7 +52,7 @@ pub(super) fn error_text(error: &RpcError) -> String {
     let limit = error.detail::<LimitDetail>();
     let max = limit.as_ref().map(|limit| limit.max);
     let of_bytes = limit.is_some_and(|limit| limit.limit.contains("bytes"));
-    match (error.written_wrongly(), error.code(), max) {
+    match (error.protocol_fault(), error.code(), max) {
         (Some(Fault::UnknownAction), ..) => return format!("ValueError: {message}"),
         (Some(Fault::InvalidMessage), ..) => return format!("ValidationError: {message}"),
         (Some(Fault::InvalidParams), ..) => {

@@ -11,7 +11,7 @@ fn limits() -> Limits {
     Limits::default()
 }
 
-fn decode(text: &str) -> Result<Message<'_>, Unreadable> {
+fn decode(text: &str) -> Result<Message<'_>, DecodeError> {
     super::decode(text, &limits())
 }
 
@@ -28,24 +28,8 @@ fn stable(text: &str) -> String {
 
 #[test]
 fn every_shape_is_written_as_documented() {
-    let mut written = String::new();
-    for (name, text) in fuzzing::shapes(&Frames) {
-        let shown = if text.is_empty() {
-            "(nothing)".to_owned()
-        } else {
-            stable(&text)
-        };
-        written += &[name, "\n  ", &shown, "\n"].concat();
-    }
-    let expected = include_str!("shapes.txt");
-    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/langbot/codec/shapes.txt");
-        std::fs::write(file, &written).unwrap();
-    }
-    assert_eq!(
-        written, expected,
-        "the wire changed; if that is meant, run with UPDATE_SNAPSHOTS=1"
-    );
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/langbot/codec/shapes.txt");
+    fuzzing::assert_shapes(&Frames, stable, include_str!("shapes.txt"), file);
 }
 
 #[test]
@@ -53,7 +37,7 @@ fn every_error_survives_as_the_nearest_class() {
     for code in Code::ALL {
         let error = RpcError::new(code, "why not");
         let text = Frames.error(Some(&CallId::Number(1)), &error).unwrap();
-        let Ok(Message::Answer {
+        let Ok(Message::Response {
             outcome: Err(read), ..
         }) = decode(&text)
         else {
@@ -68,7 +52,7 @@ fn every_error_survives_as_the_nearest_class() {
     }
     let error = RpcError::limit(Code::Overloaded, "calls", "in_flight", 128);
     let text = Frames.error(Some(&CallId::Number(1)), &error).unwrap();
-    let Ok(Message::Answer {
+    let Ok(Message::Response {
         outcome: Err(read), ..
     }) = decode(&text)
     else {
@@ -135,7 +119,7 @@ fn langbots_captured_frames_are_understood() {
     assert_eq!(
         decode(ping),
         Ok(Message::Control {
-            ask: Some(CallId::Number(28010)),
+            reply_to: Some(CallId::Number(28010)),
             control: Control::Ping,
             context: None,
         })
@@ -159,7 +143,7 @@ fn langbots_captured_frames_are_understood() {
         Some(r#"{"instance_uuid": "inst-0001"}"#)
     );
     let conflict = r#"{"seq_id": 28017, "code": 1, "message": "BoxSessionConflictError: Box session x already exists with memory_mb=512", "data": {}, "chunk_status": "continue"}"#;
-    let Ok(Message::Answer {
+    let Ok(Message::Response {
         outcome: Err(error),
         ..
     }) = decode(conflict)
@@ -178,7 +162,7 @@ fn langbots_captured_frames_are_understood() {
         assert_eq!(decode(dropped), Ok(Message::Ignored), "{dropped}");
     }
     let no_status = r#"{"seq_id":1,"code":0,"message":"success","data":{}}"#;
-    let Ok(Message::Answer { part, .. }) = decode(no_status) else {
+    let Ok(Message::Response { part, .. }) = decode(no_status) else {
         panic!()
     };
     assert_eq!(part, Part::Either { index: None });
@@ -234,7 +218,7 @@ proptest! {
     fn chunks_are_read_as_they_were_written(id in any::<i64>(), body in any_object(), index in 1_u64..1000) {
         let id = CallId::Number(id);
         let text = Frames.chunk(&id, index, &body, 0).unwrap();
-        let Ok(Message::Answer { id: read, outcome: Ok(raw), part, .. }) = decode(&text) else { panic!("{text}") };
+        let Ok(Message::Response { id: read, outcome: Ok(raw), part, .. }) = decode(&text) else { panic!("{text}") };
         prop_assert_eq!(&read, &id);
         prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body);
         prop_assert_eq!(part, Part::Either { index: Some(index) });

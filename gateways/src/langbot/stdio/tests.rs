@@ -11,7 +11,7 @@ fn framed(lines: impl Connection, limits: &Limits) -> (Box<dyn SendHalf>, Box<dy
 fn over(stream: UnixStream, limits: &Limits) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
     let (read, write) = stream.into_split();
     let mut lines = Line::new(read, write, limits);
-    lines.skip_noise();
+    lines.skip_non_messages();
     framed(lines, limits)
 }
 
@@ -99,7 +99,7 @@ async fn a_message_in_pieces_must_end_in_time_as_a_whole() {
 async fn trickled(text: String, bytes: usize) -> Result<Vec<usize>, ConnectionError> {
     let (near, mut far) = tokio::io::duplex(1 << 20);
     let mut lines = Line::new(near, tokio::io::sink(), &Limits::default());
-    lines.skip_noise();
+    lines.skip_non_messages();
     let (_keep, mut receive) = framed(lines, &Limits::default());
     let writer = async move {
         for part in text.as_bytes().chunks(bytes) {

@@ -53,12 +53,12 @@ proptest! {
         id in 1..i64::MAX, name in "[^_$]\\PC{0,20}", params in any_object(), meta in any_meta(),
     ) {
         let text = JsonRpc.call(Some(id), &name, &params, &meta).unwrap();
-        let Ok(Message::Call { id: read_id, action, params: raw, meta_inside, meta: read_meta, .. }) = decode(&text)
+        let Ok(Message::Call { id: read_id, action, params: raw, has_meta, meta: read_meta, .. }) = decode(&text)
         else { panic!("{text}") };
         prop_assert_eq!(read_id, Some(CallId::Number(id)));
         prop_assert_eq!(action.as_ref(), name.as_str());
         prop_assert_eq!(&read_meta, &meta);
-        prop_assert_eq!(parse_params::<Value>(raw, meta_inside).unwrap(), params.clone());
+        prop_assert_eq!(parse_params::<Value>(raw, has_meta).unwrap(), params.clone());
     }
 
     #[test]
@@ -66,12 +66,12 @@ proptest! {
         id in prop_oneof![any::<i64>().prop_map(CallId::Number), "[a-z\"\\\\é]{0,9}".prop_map(|id| CallId::Token(json!(id).to_string().into()))],
         body in any_object(), index in 1_u64..1000,
     ) {
-        let text = JsonRpc.result(&id, &body, Ends::Call).unwrap();
-        let Ok(Message::Answer { id: read, outcome: Ok(raw), part: Part::Whole, .. }) = decode(&text) else { panic!("{text}") };
+        let text = JsonRpc.result(&id, &body, CallKind::Plain).unwrap();
+        let Ok(Message::Response { id: read, outcome: Ok(raw), part: Part::Whole, .. }) = decode(&text) else { panic!("{text}") };
         prop_assert_eq!(&read, &id);
         prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body.clone());
         let text = JsonRpc.chunk(&id, index, &body, 0).unwrap();
-        let Ok(Message::Answer { id: read, outcome: Ok(raw), part, .. }) = decode(&text) else { panic!("{text}") };
+        let Ok(Message::Response { id: read, outcome: Ok(raw), part, .. }) = decode(&text) else { panic!("{text}") };
         prop_assert_eq!(&read, &id);
         prop_assert_eq!(serde_json::from_str::<Value>(raw).unwrap(), body.clone());
         prop_assert_ne!(part, Part::Whole);
@@ -86,7 +86,7 @@ proptest! {
             error = error.with_detail(detail);
         }
         let text = JsonRpc.error(Some(&CallId::Number(3)), &error).unwrap();
-        let Ok(Message::Answer { outcome: Err(read), .. }) = decode(&text) else { panic!("{text}") };
+        let Ok(Message::Response { outcome: Err(read), .. }) = decode(&text) else { panic!("{text}") };
         prop_assert_eq!(read, error);
     }
 

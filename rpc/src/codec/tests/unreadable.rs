@@ -1,16 +1,16 @@
-//! Unreadable messages: the fault of each, and the parts that are still known.
+//! DecodeError messages: the fault of each, and the parts that are still known.
 
 use super::*;
 
 fn fault(text: &str) -> (Option<CallId>, Option<Fault>, Code) {
     match decode(text) {
-        Err(Unreadable { id, error }) => (id, error.written_wrongly(), error.code()),
+        Err(DecodeError { id, error }) => (id, error.protocol_fault(), error.code()),
         Ok(message) => panic!("{text} was read as {message:?}"),
     }
 }
 
 #[test]
-fn json_rpc_faults_have_their_kind_and_keep_the_id() {
+fn each_json_rpc_fault_has_its_kind_and_id() {
     let v = Code::Validation;
     let seven = Some(CallId::Number(7));
     assert_eq!(fault("{\"jsonrpc\":"), (None, Some(Fault::Parse), v));
@@ -59,7 +59,7 @@ fn depth_is_limited_outside_strings_only() {
         "[".repeat(200),
         "]".repeat(200)
     );
-    let Err(Unreadable { id, error }) = decode(&deep) else {
+    let Err(DecodeError { id, error }) = decode(&deep) else {
         panic!()
     };
     assert_eq!(id, Some(CallId::Number(7)));
@@ -83,7 +83,11 @@ fn the_id_of_an_unreadable_message_is_found_at_its_start() {
         id("{\"id\" : \"x\", \"params\""),
         Some(CallId::Token("\"x\"".into()))
     );
-    assert_eq!(id("{\"params\":{\"id\":9"), None, "somebody else's id");
+    assert_eq!(
+        id("{\"params\":{\"id\":9"),
+        None,
+        "the id of a nested object"
+    );
     assert_eq!(id(""), None);
-    assert_eq!(id("{\"id\":7"), None, "the number may go on");
+    assert_eq!(id("{\"id\":7"), None, "the number may be incomplete");
 }

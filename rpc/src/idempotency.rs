@@ -1,11 +1,10 @@
-//! Request keys: a call with a key runs once, however often it is sent.
+//! Idempotency keys: a call with a key runs once, however often it is sent.
 //!
 //! This holds across connections. The first call with a key runs in a separate task that survives the loss of its
 //! connection. A caller that sends the key again waits for that run, or gets its outcome if it is over.
 //!
-//! The store keeps outcomes, including errors, for [`KeyLimits::age`]. It keeps at most [`KeyLimits::entries`] of them
-//! and [`KeyLimits::bytes`] in total, and drops the oldest first. A key belongs to one caller and one action. With
-//! other parameters it is a `conflict`. Calls with a key cannot stream.
+//! The store keeps outcomes, including errors, within [`IdempotencyLimits`], and drops the oldest first. A key belongs
+//! to one caller and one action. With other parameters it is a `conflict`. Calls with a key cannot stream.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,20 +21,19 @@ use crate::error::{Code, RpcError};
 /// Maximum length of a key in bytes.
 pub(crate) const KEY_BYTES: usize = 256;
 
-/// Limits of a [`KeyStore`].
+/// Limits of an [`IdempotencyStore`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct KeyLimits {
+pub(crate) struct IdempotencyLimits {
     /// Maximum number of keys, including running ones.
     /// If all of them run, a new key fails with `capacity`.
-    pub entries: usize,
+    pub(crate) entries: usize,
     /// Maximum bytes of stored outcomes.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// Time for which an outcome is kept.
-    pub age: Duration,
+    pub(crate) age: Duration,
 }
 
-impl Default for KeyLimits {
+impl Default for IdempotencyLimits {
     fn default() -> Self {
         Self {
             entries: 4096,
@@ -50,21 +48,21 @@ pub(crate) type Outcome = Result<Arc<str>, RpcError>;
 
 /// Keys that a router remembers, with the outcomes of their calls.
 #[derive(Debug, Default)]
-pub struct KeyStore {
-    limits: KeyLimits,
+pub(crate) struct IdempotencyStore {
+    limits: IdempotencyLimits,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    entries: HashMap<Name, Entry>,
+    entries: HashMap<CallKey, Entry>,
     /// Finished keys, oldest first.
-    finished: VecDeque<(Instant, Name)>,
+    finished: VecDeque<(Instant, CallKey)>,
     bytes: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Name {
+pub(crate) struct CallKey {
     pub(crate) owner: Caller,
     pub(crate) action: &'static str,
     pub(crate) key: String,
@@ -74,27 +72,28 @@ pub(crate) struct Name {
 struct Entry {
     fingerprint: u64,
     outcome: watch::Receiver<Option<Outcome>>,
-    run: Arc<Run>,
+    run: Arc<SharedRun>,
 }
 
 #[derive(Debug, Default)]
-struct Run {
+struct SharedRun {
     waiting: AtomicUsize,
     task: Mutex<Option<AbortHandle>>,
 }
 
 /// Decision about a call with a key.
 #[derive(Debug)]
-pub(crate) enum Begun {
+pub(crate) enum Lookup {
     /// First call with the key: run it and report the outcome.
-    Run(Ticket, Waiting),
+    First(RunGuard, Waiter),
     /// Repeated call: wait for the outcome.
-    Wait(Waiting),
+    Repeat(Waiter),
 }
 
-impl KeyStore {
+impl IdempotencyStore {
     /// Creates a store with these limits.
-    pub fn new(limits: KeyLimits) -> Self {
+    #[cfg(test)]
+    fn new(limits: IdempotencyLimits) -> Self {
         Self {
             limits,
             state: Mutex::default(),
@@ -105,10 +104,15 @@ impl KeyStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn begin(self: &Arc<Self>, name: Name, fingerprint: u64) -> Result<Begun, RpcError> {
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        name: CallKey,
+        fingerprint: u64,
+    ) -> Result<Lookup, RpcError> {
         if name.key.is_empty() || name.key.len() > KEY_BYTES {
             return Err(RpcError::validation(format!(
-                "key must have 1 to {KEY_BYTES} bytes"
+                "key: {} bytes; must have 1 to {KEY_BYTES}",
+                name.key.len()
             )));
         }
         let mut state = self.state();
@@ -116,10 +120,10 @@ impl KeyStore {
         if let Some(entry) = state.entries.get(&name) {
             if entry.fingerprint != fingerprint {
                 return Err(RpcError::conflict(
-                    "key was used for a call with other parameters",
+                    "key: already used with other parameters; use a new key",
                 ));
             }
-            return Ok(Begun::Wait(Waiting::new(
+            return Ok(Lookup::Repeat(Waiter::new(
                 entry.outcome.clone(),
                 Arc::clone(&entry.run),
             )));
@@ -127,14 +131,14 @@ impl KeyStore {
         if state.entries.len() >= self.limits.entries && !state.drop_oldest() {
             return Err(RpcError::limit(
                 Code::Capacity,
-                "running calls with a key",
+                "number of running calls with a key",
                 "entries",
                 self.limits.entries,
             ));
         }
         let (sender, outcome) = watch::channel(None);
-        let run = Arc::new(Run::default());
-        let waiting = Waiting::new(outcome.clone(), Arc::clone(&run));
+        let run = Arc::new(SharedRun::default());
+        let waiting = Waiter::new(outcome.clone(), Arc::clone(&run));
         state.entries.insert(
             name.clone(),
             Entry {
@@ -143,8 +147,8 @@ impl KeyStore {
                 run: Arc::clone(&run),
             },
         );
-        Ok(Begun::Run(
-            Ticket {
+        Ok(Lookup::First(
+            RunGuard {
                 store: Arc::clone(self),
                 name: Some(name),
                 sender,
@@ -154,7 +158,7 @@ impl KeyStore {
         ))
     }
 
-    fn finish(&self, name: Name, size: usize) {
+    fn finish(&self, name: CallKey, size: usize) {
         let mut state = self.state();
         state.bytes += size;
         state.finished.push_back((Instant::now(), name));
@@ -194,20 +198,20 @@ impl State {
 
 /// Held by the only run of a key; dropping it early records a failure.
 #[derive(Debug)]
-pub(crate) struct Ticket {
-    store: Arc<KeyStore>,
-    name: Option<Name>,
+pub(crate) struct RunGuard {
+    store: Arc<IdempotencyStore>,
+    name: Option<CallKey>,
     sender: watch::Sender<Option<Outcome>>,
-    run: Arc<Run>,
+    run: Arc<SharedRun>,
 }
 
-impl Ticket {
+impl RunGuard {
     pub(crate) fn finish(mut self, outcome: Outcome) {
         self.end(outcome);
     }
 
     /// Sets the task of the run, so that its last waiting caller can cancel it.
-    pub(crate) fn runs_as(run: &Waiting, task: AbortHandle) {
+    pub(crate) fn set_task(run: &Waiter, task: AbortHandle) {
         *run.run.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
     }
 
@@ -225,7 +229,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RunGuard {
     fn drop(&mut self) {
         self.end(Err(if std::thread::panicking() {
             RpcError::internal("the handler of this call failed")
@@ -237,13 +241,13 @@ impl Drop for Ticket {
 
 /// One caller's wait for the outcome of a key.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct Waiter {
     outcome: watch::Receiver<Option<Outcome>>,
-    run: Arc<Run>,
+    run: Arc<SharedRun>,
 }
 
-impl Waiting {
-    fn new(outcome: watch::Receiver<Option<Outcome>>, run: Arc<Run>) -> Self {
+impl Waiter {
+    fn new(outcome: watch::Receiver<Option<Outcome>>, run: Arc<SharedRun>) -> Self {
         run.waiting.fetch_add(1, Ordering::AcqRel);
         Self { outcome, run }
     }
@@ -260,7 +264,7 @@ impl Waiting {
     }
 
     /// Withdraws this caller; the run ends if no other caller waits for it.
-    pub(crate) fn withdraw(&self) {
+    pub(crate) fn cancel_run_if_last(&self) {
         if self.run.waiting.load(Ordering::Acquire) == 1
             && let Some(task) = self
                 .run
@@ -274,7 +278,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for Waiter {
     fn drop(&mut self) {
         self.run.waiting.fetch_sub(1, Ordering::AcqRel);
     }
@@ -284,41 +288,41 @@ impl Drop for Waiting {
 mod tests {
     use super::*;
 
-    fn name(key: &str) -> Name {
-        Name {
+    fn name(key: &str) -> CallKey {
+        CallKey {
             owner: Caller::token("me"),
             action: "act",
             key: key.into(),
         }
     }
 
-    fn ticket(store: &Arc<KeyStore>, key: &str) -> Ticket {
+    fn guard(store: &Arc<IdempotencyStore>, key: &str) -> RunGuard {
         match store.begin(name(key), 0) {
-            Ok(Begun::Run(ticket, _)) => ticket,
+            Ok(Lookup::First(guard, _)) => guard,
             other => panic!("{other:?}"),
         }
     }
 
-    fn small(entries: usize, bytes: usize) -> Arc<KeyStore> {
-        Arc::new(KeyStore::new(KeyLimits {
+    fn small(entries: usize, bytes: usize) -> Arc<IdempotencyStore> {
+        Arc::new(IdempotencyStore::new(IdempotencyLimits {
             entries,
             bytes,
             age: Duration::from_mins(1),
         }))
     }
 
-    async fn repeat(store: &Arc<KeyStore>, key: &str) -> Option<Outcome> {
+    async fn repeat(store: &Arc<IdempotencyStore>, key: &str) -> Option<Outcome> {
         match store.begin(name(key), 0) {
-            Ok(Begun::Wait(mut waiting)) => Some(waiting.outcome().await),
+            Ok(Lookup::Repeat(mut waiting)) => Some(waiting.outcome().await),
             _ => None,
         }
     }
 
     #[tokio::test]
-    async fn a_repeat_gets_the_first_outcome_also_an_error() {
+    async fn a_repeated_key_gets_the_first_outcome_or_error() {
         let store = small(8, 1024);
-        ticket(&store, "a").finish(Ok("{}".into()));
-        ticket(&store, "b").finish(Err(RpcError::denied("no")));
+        guard(&store, "a").finish(Ok("{}".into()));
+        guard(&store, "b").finish(Err(RpcError::denied("no")));
         assert_eq!(repeat(&store, "a").await, Some(Ok("{}".into())));
         assert_eq!(repeat(&store, "b").await, Some(Err(RpcError::denied("no"))));
     }
@@ -326,7 +330,7 @@ mod tests {
     #[tokio::test]
     async fn other_parameters_are_a_conflict() {
         let store = small(8, 1024);
-        ticket(&store, "a").finish(Ok("{}".into()));
+        guard(&store, "a").finish(Ok("{}".into()));
         assert_eq!(
             store.begin(name("a"), 1).unwrap_err().code(),
             Code::Conflict
@@ -334,9 +338,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn outcomes_are_forgotten_after_their_age() {
+    async fn outcomes_expire_after_their_age() {
         let store = small(8, 1024);
-        ticket(&store, "a").finish(Ok("{}".into()));
+        guard(&store, "a").finish(Ok("{}".into()));
         tokio::time::advance(Duration::from_secs(59)).await;
         assert!(repeat(&store, "a").await.is_some());
         tokio::time::advance(Duration::from_secs(2)).await;
@@ -344,11 +348,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_oldest_outcome_makes_room_but_a_running_call_does_not() {
+    async fn the_oldest_outcome_is_evicted_and_a_running_call_is_not() {
         let store = small(2, 1024);
-        ticket(&store, "a").finish(Ok("{}".into()));
-        let _running = ticket(&store, "b");
-        let _running_too = ticket(&store, "c");
+        guard(&store, "a").finish(Ok("{}".into()));
+        let _running = guard(&store, "b");
+        let _running_too = guard(&store, "c");
         assert_eq!(
             store.begin(name("d"), 0).unwrap_err().code(),
             Code::Capacity
@@ -356,18 +360,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_are_bounded() {
+    async fn stored_bytes_are_bounded() {
         let store = small(100, 10);
-        ticket(&store, "a").finish(Ok("{12345678}".into()));
-        ticket(&store, "b").finish(Ok("{1}".into()));
+        guard(&store, "a").finish(Ok("{12345678}".into()));
+        guard(&store, "b").finish(Ok("{1}".into()));
         assert_eq!(store.state().entries.len(), 1);
         assert_eq!(store.state().bytes, 3);
     }
 
     #[tokio::test]
-    async fn a_run_that_is_dropped_tells_its_repeats() {
+    async fn a_dropped_run_fails_its_repeats_as_cancelled() {
         let store = small(8, 1024);
-        drop(ticket(&store, "a"));
+        drop(guard(&store, "a"));
         let error = repeat(&store, "a").await.unwrap().unwrap_err();
         assert_eq!(error.code(), Code::Cancelled);
     }

@@ -1,4 +1,4 @@
-//! Ledgers of outgoing and incoming calls.
+//! Tables of the outgoing and incoming calls in flight.
 //!
 //! They do no I/O, read no clock and never block, so all rules about ids are here and tested alone.
 
@@ -12,9 +12,9 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
+use crate::buffer_pool;
 use crate::codec::{CallId, Codec, Grant, Message, Part, parse_params};
 use crate::error::RpcError;
-use crate::large;
 use crate::limits::Limits;
 
 /// A part of a received text, kept with the text and parsed on use.
@@ -28,8 +28,8 @@ pub(crate) struct Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if self.text.capacity() >= large::LARGE {
-            large::keep(std::mem::take(&mut self.text));
+        if self.text.capacity() >= buffer_pool::MIN_POOLED {
+            buffer_pool::recycle(std::mem::take(&mut self.text));
         }
     }
 }
@@ -65,21 +65,19 @@ impl Body {
     /// Parses the body as parameters, which may contain `_meta`.
     pub(crate) fn parse_params<T: DeserializeOwned>(
         &self,
-        meta_inside: bool,
+        has_meta: bool,
         codec: &dyn Codec,
         limits: &Limits,
     ) -> Result<T, RpcError> {
-        parse_params(self.as_str(), meta_inside).or_else(|error| {
+        parse_params(self.as_str(), has_meta).or_else(|error| {
             if self.checked {
                 return Err(error);
             }
-            match codec.read_again(&self.text, limits) {
-                Err(unreadable) => Err(unreadable.error),
+            match codec.decode_fully(&self.text, limits) {
+                Err(failure) => Err(failure.error),
                 Ok(Message::Call {
-                    params,
-                    meta_inside,
-                    ..
-                }) => parse_params(params, meta_inside),
+                    params, has_meta, ..
+                }) => parse_params(params, has_meta),
                 Ok(_) => Err(error),
             }
         })
@@ -95,8 +93,8 @@ impl Body {
             if self.checked {
                 return Err(error);
             }
-            match codec.read_again(&self.text, limits) {
-                Ok(Message::Answer {
+            match codec.decode_fully(&self.text, limits) {
+                Ok(Message::Response {
                     outcome: Ok(body), ..
                 }) => serde_json::from_str(body),
                 _ => Err(error),
@@ -140,7 +138,7 @@ impl Hasher for IdHasher {
 
 /// Item that a streaming call of this side receives.
 #[derive(Debug)]
-pub(crate) enum Item {
+pub(crate) enum StreamItem {
     Chunk(Body),
     End(Result<Body, RpcError>),
 }
@@ -148,7 +146,7 @@ pub(crate) enum Item {
 #[derive(Debug)]
 enum Waiter {
     Call(oneshot::Sender<Result<Body, RpcError>>),
-    Stream(mpsc::Sender<Item>),
+    Stream(mpsc::Sender<StreamItem>),
 }
 
 /// Calls of this side that wait for an answer.
@@ -157,7 +155,7 @@ pub(crate) struct Outgoing {
     last: i64,
     waiting: HashMap<i64, Waiter, ById>,
     /// Reason why no further call can be sent.
-    over: Option<String>,
+    closed: Option<String>,
 }
 
 /// Outcome of delivering an answer.
@@ -167,12 +165,12 @@ pub(crate) enum Delivery {
     /// The call no longer waits for it.
     Late,
     /// The peer sent more chunks than its credit: the call has failed.
-    Overrun,
+    CreditExceeded,
 }
 
 impl Outgoing {
     fn add(&mut self, waiter: Waiter) -> Result<i64, String> {
-        if let Some(reason) = &self.over {
+        if let Some(reason) = &self.closed {
             return Err(reason.clone());
         }
         self.last += 1;
@@ -181,7 +179,7 @@ impl Outgoing {
     }
 
     /// Allocates an id for a call with a single answer.
-    pub(crate) fn call(
+    pub(crate) fn register_call(
         &mut self,
     ) -> Result<(i64, oneshot::Receiver<Result<Body, RpcError>>), String> {
         let (sender, receiver) = oneshot::channel();
@@ -189,13 +187,16 @@ impl Outgoing {
     }
 
     /// Allocates an id for a stream, with capacity for `credit` chunks and the end.
-    pub(crate) fn stream(&mut self, credit: u32) -> Result<(i64, mpsc::Receiver<Item>), String> {
+    pub(crate) fn register_stream(
+        &mut self,
+        credit: u32,
+    ) -> Result<(i64, mpsc::Receiver<StreamItem>), String> {
         let (sender, receiver) = mpsc::channel(credit as usize + 1);
         Ok((self.add(Waiter::Stream(sender))?, receiver))
     }
 
     /// Removes a call. Returns whether it was still waiting.
-    pub(crate) fn forget(&mut self, id: i64) -> bool {
+    pub(crate) fn remove(&mut self, id: i64) -> bool {
         self.waiting.remove(&id).is_some()
     }
 
@@ -221,15 +222,15 @@ impl Outgoing {
             (self.waiting.get(number), part)
         {
             let item = match outcome {
-                Ok(body) => Item::Chunk(body),
-                Err(error) => Item::End(Err(error)),
+                Ok(body) => StreamItem::Chunk(body),
+                Err(error) => StreamItem::End(Err(error)),
             };
             // One slot is reserved for the end of the stream.
-            if matches!(item, Item::Chunk(_)) && sender.capacity() <= 1 {
+            if matches!(item, StreamItem::Chunk(_)) && sender.capacity() <= 1 {
                 let error = RpcError::internal("the peer sent more chunks than it was granted");
-                let _ = sender.try_send(Item::End(Err(error)));
+                let _ = sender.try_send(StreamItem::End(Err(error)));
                 self.waiting.remove(number);
-                return Delivery::Overrun;
+                return Delivery::CreditExceeded;
             }
             return match sender.try_send(item) {
                 Ok(()) => Delivery::Delivered,
@@ -239,12 +240,12 @@ impl Outgoing {
         if matches!(part, Part::Chunk { .. }) {
             return Delivery::Late;
         }
-        let taken = match self.waiting.remove(number) {
+        let delivered = match self.waiting.remove(number) {
             None => false,
             Some(Waiter::Call(sender)) => sender.send(outcome).is_ok(),
-            Some(Waiter::Stream(sender)) => sender.try_send(Item::End(outcome)).is_ok(),
+            Some(Waiter::Stream(sender)) => sender.try_send(StreamItem::End(outcome)).is_ok(),
         };
-        if taken {
+        if delivered {
             Delivery::Delivered
         } else {
             Delivery::Late
@@ -252,18 +253,18 @@ impl Outgoing {
     }
 
     /// Refuses new calls; the peer may still answer the sent ones.
-    pub(crate) fn refuse(&mut self, reason: &str) {
-        self.over.get_or_insert_with(|| reason.to_owned());
+    pub(crate) fn refuse_new(&mut self, reason: &str) {
+        self.closed.get_or_insert_with(|| reason.to_owned());
     }
 
     /// Ends all calls. Waiting calls learn this when their channel closes.
-    pub(crate) fn end(&mut self, reason: &str) {
-        self.over.get_or_insert_with(|| reason.to_owned());
+    pub(crate) fn close(&mut self, reason: &str) {
+        self.closed.get_or_insert_with(|| reason.to_owned());
         self.waiting.clear();
     }
 
-    pub(crate) fn over(&self) -> Option<&str> {
-        self.over.as_deref()
+    pub(crate) fn closed_reason(&self) -> Option<&str> {
+        self.closed.as_deref()
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -273,7 +274,7 @@ impl Outgoing {
 
 /// Reason why a call of the peer was ended from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum EndReason {
     /// The caller cancelled it.
     Cancelled,
     /// The connection is over.
@@ -282,15 +283,15 @@ pub(crate) enum Ended {
 
 #[derive(Debug)]
 struct Entry {
-    made: Made,
+    info: CallInfo,
     abort: Option<AbortHandle>,
     credit: Option<Arc<Credit>>,
-    ended: Option<Ended>,
+    end_reason: Option<EndReason>,
 }
 
-/// Purpose of a call of the peer.
+/// Information about a call of the peer.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Made {
+pub(crate) struct CallInfo {
     pub(crate) action: &'static str,
     /// Context of the call; stored only if a later check needs it.
     pub(crate) context: Option<Arc<str>>,
@@ -307,7 +308,7 @@ pub(crate) struct Incoming {
     pub(crate) closing: bool,
     /// Whether running calls survive the end of the connection.
     /// This process ends, and the next one continues them.
-    pub(crate) left: bool,
+    pub(crate) handed_over: bool,
 }
 
 /// Reason why a call was not admitted.
@@ -324,7 +325,7 @@ impl Incoming {
     pub(crate) fn admit(
         &mut self,
         id: Option<CallId>,
-        made: Made,
+        info: CallInfo,
         credit: Option<Arc<Credit>>,
         limits: &Limits,
     ) -> Result<CallId, Refusal> {
@@ -352,19 +353,19 @@ impl Incoming {
         self.running.insert(
             id.clone(),
             Entry {
-                made,
+                info,
                 abort: None,
                 credit,
-                ended: None,
+                end_reason: None,
             },
         );
         Ok(id)
     }
 
     /// Sets the task of a call. Aborts it at once if the call is already cancelled.
-    pub(crate) fn runs_as(&mut self, id: &CallId, task: AbortHandle) {
+    pub(crate) fn set_task(&mut self, id: &CallId, task: AbortHandle) {
         if let Some(entry) = self.running.get_mut(id) {
-            if entry.ended.is_some() {
+            if entry.end_reason.is_some() {
                 task.abort();
             }
             entry.abort = Some(task);
@@ -373,17 +374,17 @@ impl Incoming {
 
     /// Frees the id of a call and returns why it was ended, if it was.
     /// The call still counts against its limit.
-    pub(crate) fn answered(&mut self, id: &CallId) -> Option<Ended> {
-        self.running.remove(id).and_then(|entry| entry.ended)
+    pub(crate) fn complete(&mut self, id: &CallId) -> Option<EndReason> {
+        self.running.remove(id).and_then(|entry| entry.end_reason)
     }
 
     /// Returns why a running call is being ended, if it is.
-    pub(crate) fn ended(&self, id: &CallId) -> Option<Ended> {
-        self.running.get(id).and_then(|entry| entry.ended)
+    pub(crate) fn end_reason(&self, id: &CallId) -> Option<EndReason> {
+        self.running.get(id).and_then(|entry| entry.end_reason)
     }
 
-    /// Releases the slot of an answered call. Returns whether no call is left.
-    pub(crate) fn free(&mut self, stream: bool) -> bool {
+    /// Releases the slot of an answered call. Returns whether no call remains.
+    pub(crate) fn release(&mut self, stream: bool) -> bool {
         if stream {
             self.streams -= 1;
         } else {
@@ -392,15 +393,15 @@ impl Incoming {
         self.is_idle()
     }
 
-    /// Returns the purpose of a running call.
-    pub(crate) fn made(&self, id: &CallId) -> Option<&Made> {
-        self.running.get(id).map(|entry| &entry.made)
+    /// Returns the information about a running call.
+    pub(crate) fn info(&self, id: &CallId) -> Option<&CallInfo> {
+        self.running.get(id).map(|entry| &entry.info)
     }
 
     /// Cancels one call. Returns whether it existed.
     pub(crate) fn cancel(&mut self, id: &CallId) -> bool {
         self.running.get_mut(id).is_some_and(|entry| {
-            entry.ended.get_or_insert(Ended::Cancelled);
+            entry.end_reason.get_or_insert(EndReason::Cancelled);
             if let Some(task) = &entry.abort {
                 task.abort();
             }
@@ -415,11 +416,11 @@ impl Incoming {
     }
 
     /// Ends all calls, unless the next process continues them.
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn abort_all(&mut self) {
         self.closing = true;
         for entry in self.running.values_mut() {
-            entry.ended.get_or_insert(Ended::Closed);
-            if let Some(task) = entry.abort.as_ref().filter(|_| !self.left) {
+            entry.end_reason.get_or_insert(EndReason::Closed);
+            if let Some(task) = entry.abort.as_ref().filter(|_| !self.handed_over) {
                 task.abort();
             }
         }

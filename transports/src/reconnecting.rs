@@ -1,4 +1,4 @@
-//! Link: a connection that reconnects after it is lost.
+//! A connection that reconnects after it is lost.
 //!
 //! It connects, sends the hello and repeats both after a loss, with growing and randomised pauses. Calls made in
 //! between fail with `unavailable`.
@@ -24,16 +24,16 @@ use crate::endpoint::{ConnectOptions, Endpoint};
 pub type Connector =
     Box<dyn Fn() -> BoxFuture<'static, Result<Box<dyn Connection>, ConnectionError>> + Send + Sync>;
 
-/// Options of a link.
+/// Options of a reconnecting connection.
 #[derive(Debug, Clone)]
-pub struct LinkOptions {
+pub struct ReconnectOptions {
     /// Options of each connection. The codec is JSON-RPC unless another is fixed.
     pub session: Options,
     /// Hello to send first on each connection; `None` sends none.
     pub hello: Option<HelloParams>,
     /// Actions that the other end may call here.
     pub router: Router,
-    /// Pause after the first failure; doubled after each further one.
+    /// Pause after the first failure; doubles after each further one.
     pub first_wait: Duration,
     /// Maximum pause.
     pub longest_wait: Duration,
@@ -41,7 +41,7 @@ pub struct LinkOptions {
     pub hello_timeout: Duration,
 }
 
-impl Default for LinkOptions {
+impl Default for ReconnectOptions {
     fn default() -> Self {
         Self {
             session: Options {
@@ -60,8 +60,8 @@ impl Default for LinkOptions {
 /// Reason for a missing connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Down {
-    /// The link has not tried to connect yet.
+pub enum Disconnected {
+    /// No attempt was made yet.
     #[error("not connected yet")]
     NotYet,
     /// Connecting failed.
@@ -82,8 +82,8 @@ pub enum Down {
 #[derive(Debug, Clone)]
 enum State {
     Down {
-        why: Arc<Down>,
-        /// Failed attempts since the link started.
+        why: Arc<Disconnected>,
+        /// Failed attempts since the start.
         failed: u64,
     },
     Up(Peer, Option<Arc<HelloResult>>),
@@ -91,7 +91,7 @@ enum State {
 
 impl State {
     /// Returns the peer of an open connection.
-    /// An ended connection stays `Up` until the task of the link has noticed.
+    /// An ended connection stays `Up` until the task has noticed.
     fn open(&self) -> Option<&Peer> {
         match self {
             Self::Up(peer, _) if !peer.is_closed() => Some(peer),
@@ -102,28 +102,30 @@ impl State {
 
 /// A connection that reconnects.
 /// Dropping it cuts the current connection and stops further attempts.
-pub struct Link {
+pub struct Reconnecting {
     state: watch::Receiver<State>,
-    hurry: Arc<Notify>,
+    retry: Arc<Notify>,
     task: JoinHandle<()>,
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for Reconnecting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Link").field(&self.state.borrow()).finish()
+        f.debug_tuple("Reconnecting")
+            .field(&self.state.borrow())
+            .finish()
     }
 }
 
-impl Drop for Link {
+impl Drop for Reconnecting {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Link {
-    /// Creates a link to an endpoint.
-    pub fn to(endpoint: Endpoint, connect: ConnectOptions, options: LinkOptions) -> Self {
-        Self::over(
+impl Reconnecting {
+    /// Connects to an endpoint.
+    pub fn to(endpoint: Endpoint, connect: ConnectOptions, options: ReconnectOptions) -> Self {
+        Self::with_connector(
             Box::new(move || {
                 let (endpoint, connect) = (endpoint.clone(), connect.clone());
                 Box::pin(async move { endpoint.connect(&connect).await })
@@ -132,20 +134,20 @@ impl Link {
         )
     }
 
-    /// Creates a link that connects by calling `connector`.
-    pub fn over(connector: Connector, options: LinkOptions) -> Self {
+    /// Connects by calling `connector`.
+    pub fn with_connector(connector: Connector, options: ReconnectOptions) -> Self {
         let (sender, state) = watch::channel(State::Down {
-            why: Arc::new(Down::NotYet),
+            why: Arc::new(Disconnected::NotYet),
             failed: 0,
         });
-        let hurry = Arc::new(Notify::new());
-        let task = tokio::spawn(run(connector, options, sender, Arc::clone(&hurry)));
-        Self { state, hurry, task }
+        let retry = Arc::new(Notify::new());
+        let task = tokio::spawn(run(connector, options, sender, Arc::clone(&retry)));
+        Self { state, retry, task }
     }
 
     /// Returns the other end, if connected.
     pub fn peer(&self) -> Result<Peer, CallError> {
-        if self.is_over() {
+        if self.is_closed() {
             return Err(ended());
         }
         match &*self.state.borrow() {
@@ -158,7 +160,7 @@ impl Link {
     }
 
     /// Returns the reason for a missing connection, if it is missing.
-    pub fn down(&self) -> Option<Arc<Down>> {
+    pub fn disconnect_reason(&self) -> Option<Arc<Disconnected>> {
         match &*self.state.borrow() {
             State::Up(..) => None,
             State::Down { why, .. } => Some(Arc::clone(why)),
@@ -181,7 +183,7 @@ impl Link {
 
     /// Waits for a connection and starts the next attempt at once.
     pub async fn connected(&self) -> Result<Peer, CallError> {
-        self.connect_now();
+        self.retry_now();
         let mut state = self.state.clone();
         let up = state.wait_for(|state| state.open().is_some()).await;
         up.as_deref()
@@ -192,7 +194,7 @@ impl Link {
     }
 
     /// Like [`connected`](Self::connected), with a timeout.
-    /// The error then contains the reason for the missing connection. The link continues to try.
+    /// The error then contains the reason for the missing connection. The task continues to try.
     pub async fn connected_within(&self, limit: Duration) -> Result<Peer, CallError> {
         match timeout(limit, self.connected()).await {
             Ok(connected) => connected,
@@ -218,7 +220,7 @@ impl Link {
                 Err(_) => return Err(ended()),
             },
         };
-        self.connect_now();
+        self.retry_now();
         let tried = |state: &State| match state {
             State::Up(peer, _) => !peer.is_closed(),
             State::Down { failed, .. } => *failed > before,
@@ -238,30 +240,30 @@ impl Link {
             .await;
     }
 
-    /// Ends the link: cuts the current connection and makes no other.
+    /// Ends it: cuts the current connection and makes no other.
     /// Dropping the last [`Arc`] does the same.
     pub fn close(&self) {
         self.task.abort();
     }
 
-    /// Whether the link has ended, so that no later call can succeed.
-    pub fn is_over(&self) -> bool {
+    /// Whether it was closed, so that no later call can succeed.
+    pub fn is_closed(&self) -> bool {
         self.task.is_finished()
     }
 
     /// Tries at once instead of waiting for the end of the current pause.
-    pub fn connect_now(&self) {
-        self.hurry.notify_one();
+    pub fn retry_now(&self) {
+        self.retry.notify_one();
     }
 }
 
-/// Server of a client, over one connection or a link that reconnects.
+/// Server of a client, over one connection or a reconnecting one.
 #[derive(Debug, Clone)]
 pub enum Remote {
     /// One connection. The owner of its [`Session`] ends it.
     Peer(Peer),
-    /// A link that reconnects.
-    Link(Arc<Link>),
+    /// A connection that reconnects.
+    Reconnecting(Arc<Reconnecting>),
 }
 
 impl Remote {
@@ -269,14 +271,14 @@ impl Remote {
     pub fn peer(&self) -> Result<Peer, CallError> {
         match self {
             Self::Peer(peer) => Ok(peer.clone()),
-            Self::Link(link) => link.peer(),
+            Self::Reconnecting(connection) => connection.peer(),
         }
     }
 
     /// Returns the server, over the current connection or an immediate new one.
     pub async fn try_now(&self) -> Result<Peer, CallError> {
         match self {
-            Self::Link(link) => link.try_now().await,
+            Self::Reconnecting(connection) => connection.try_now().await,
             Self::Peer(peer) if peer.is_closed() => Err(CallError::NotSent(
                 "connection closed; reconnection is disabled".to_owned(),
             )),
@@ -291,28 +293,28 @@ impl Remote {
     }
 
     /// Whether no later call can succeed.
-    pub fn is_over(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         match self {
             Self::Peer(peer) => peer.is_closed(),
-            Self::Link(link) => link.is_over(),
+            Self::Reconnecting(connection) => connection.is_closed(),
         }
     }
 }
 
 fn ended() -> CallError {
-    CallError::NotSent("the link has ended".to_owned())
+    CallError::NotSent("connection closed; no further attempt is made".to_owned())
 }
 
-/// Whether the connection is over and the task of the link has not noticed yet.
+/// Whether the connection is over and its task has not noticed yet.
 fn is_lost(state: &State) -> bool {
     matches!(state, State::Up(peer, _) if peer.is_closed())
 }
 
 async fn run(
     connector: Connector,
-    options: LinkOptions,
+    options: ReconnectOptions,
     state: watch::Sender<State>,
-    hurry: Arc<Notify>,
+    retry: Arc<Notify>,
 ) {
     let (mut failures, mut failed) = (0, 0);
     loop {
@@ -323,7 +325,7 @@ async fn run(
                 let reason = session.closed().await;
                 tracing::info!(%reason, "connection lost");
                 let restarts = matches!(reason, CloseReason::Bye { restart: true, .. });
-                let why = Arc::new(Down::Lost(reason));
+                let why = Arc::new(Disconnected::Lost(reason));
                 state.send_replace(State::Down { why, failed });
                 if restarts {
                     continue;
@@ -335,16 +337,16 @@ async fn run(
                 state.send_replace(State::Down { why, failed });
             }
         }
-        let _ = timeout(pause(failures, &options), hurry.notified()).await;
+        let _ = timeout(pause(failures, &options), retry.notified()).await;
         failures += 1;
     }
 }
 
 async fn connect(
     connector: &Connector,
-    options: &LinkOptions,
-) -> Result<(Session, Option<Arc<HelloResult>>), Down> {
-    let connection = connector().await.map_err(Down::Connection)?;
+    options: &ReconnectOptions,
+) -> Result<(Session, Option<Arc<HelloResult>>), Disconnected> {
+    let connection = connector().await.map_err(Disconnected::Connection)?;
     let mut session_options = options.session.clone();
     if let Codecs::FirstOf(_) = session_options.codecs {
         // This side sends first.
@@ -358,21 +360,21 @@ async fn connect(
     let answer = timeout(options.hello_timeout, peer.call::<Hello>(hello)).await;
     match answer {
         Ok(Ok(answer)) => Ok((session, Some(Arc::new(answer)))),
-        Ok(Err(error)) => Err(Down::Hello(error)),
-        Err(_) => Err(Down::HelloTimeout),
+        Ok(Err(error)) => Err(Disconnected::Hello(error)),
+        Err(_) => Err(Disconnected::HelloTimeout),
     }
 }
 
 /// Returns a pause that doubles with each failure, up to `longest`.
-pub fn doubled(first: Duration, longest: Duration, failures: u32) -> Duration {
+pub fn backoff_delay(first: Duration, longest: Duration, failures: u32) -> Duration {
     let times = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
     first.saturating_mul(times).min(longest)
 }
 
-/// Returns a random pause between half and all of the doubled wait.
+/// Returns a random pause between half and all of the delay.
 /// Many clients of one server therefore do not reconnect at the same time.
-fn pause(failures: u32, options: &LinkOptions) -> Duration {
-    let half = doubled(options.first_wait, options.longest_wait, failures) / 2;
+fn pause(failures: u32, options: &ReconnectOptions) -> Duration {
+    let half = backoff_delay(options.first_wait, options.longest_wait, failures) / 2;
     let random = RandomState::new().hash_one(failures) % 1024;
     half + half * u32::try_from(random).unwrap_or(0) / 1024
 }
@@ -383,7 +385,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_to_a_bound_and_vary() {
-        let options = LinkOptions::default();
+        let options = ReconnectOptions::default();
         let bounds = |failures| {
             let pauses: Vec<_> = (0..100).map(|_| pause(failures, &options)).collect();
             (*pauses.iter().min().unwrap(), *pauses.iter().max().unwrap())

@@ -7,15 +7,15 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 /// Minimum capacity of a buffer that is kept.
-pub const LARGE: usize = 256 * 1024;
+pub const MIN_POOLED: usize = 256 * 1024;
 
 /// Maximum capacity of a buffer that is kept.
-const LARGEST: usize = 32 * 1024 * 1024;
+const MAX_POOLED: usize = 32 * 1024 * 1024;
 
 /// Number of buffers kept per process: one for reading, one for writing.
-const KEPT: usize = 2;
+const MAX_BUFFERS: usize = 2;
 
-static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+static POOL: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
 /// Reserves `more` bytes; a large buffer reuses kept memory.
 pub fn reserve(buffer: &mut Vec<u8>, more: usize) {
@@ -23,10 +23,10 @@ pub fn reserve(buffer: &mut Vec<u8>, more: usize) {
     if needed <= buffer.capacity() {
         return;
     }
-    if needed >= LARGE && buffer.capacity() < LARGE {
-        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mut large) = spare.pop() {
-            drop(spare);
+    if needed >= MIN_POOLED && buffer.capacity() < MIN_POOLED {
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut large) = pool.pop() {
+            drop(pool);
             large.extend_from_slice(buffer);
             *buffer = large;
         }
@@ -35,28 +35,28 @@ pub fn reserve(buffer: &mut Vec<u8>, more: usize) {
 }
 
 /// Keeps the memory of a finished message, if it is large enough.
-pub fn keep(message: impl Into<Vec<u8>>) {
+pub fn recycle(message: impl Into<Vec<u8>>) {
     let mut buffer = message.into();
-    if (LARGE..=LARGEST).contains(&buffer.capacity()) {
+    if (MIN_POOLED..=MAX_POOLED).contains(&buffer.capacity()) {
         buffer.clear();
-        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
-        spare.push(buffer);
-        if spare.len() > KEPT {
-            let smallest = (0..spare.len()).min_by_key(|at| spare[*at].capacity());
-            smallest.map(|at| spare.swap_remove(at));
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.push(buffer);
+        if pool.len() > MAX_BUFFERS {
+            let smallest = (0..pool.len()).min_by_key(|at| pool[*at].capacity());
+            smallest.map(|at| pool.swap_remove(at));
         }
     }
 }
 
 /// Releases the kept memory. Suits a process that becomes idle.
-pub fn free() {
-    SPARE.lock().unwrap_or_else(PoisonError::into_inner).clear();
+pub fn clear() {
+    POOL.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 /// Writer that appends to a buffer.
-pub(crate) struct Growing<'a>(pub(crate) &'a mut Vec<u8>);
+pub(crate) struct PooledWriter<'a>(pub(crate) &'a mut Vec<u8>);
 
-impl io::Write for Growing<'_> {
+impl io::Write for PooledWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_all(bytes).map(|()| bytes.len())
     }
@@ -81,36 +81,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_large_buffer_is_used_again_and_a_small_one_is_not() {
-        keep(vec![7; 4096]);
+    fn only_large_buffers_are_reused() {
+        recycle(vec![7; 4096]);
         let mut small = Vec::new();
-        Growing(&mut small).write_all(b"small").unwrap();
+        PooledWriter(&mut small).write_all(b"small").unwrap();
         assert!(small.capacity() < 4096, "a small buffer was kept");
 
-        let used = vec![1; 3 * LARGE];
+        let used = vec![1; 3 * MIN_POOLED];
         let memory = used.as_ptr();
-        keep(used);
+        recycle(used);
         let mut large = b"begin".to_vec();
-        Growing(&mut large).write_all(&vec![2; LARGE]).unwrap();
+        PooledWriter(&mut large)
+            .write_all(&vec![2; MIN_POOLED])
+            .unwrap();
         assert_eq!(large.as_ptr(), memory);
         assert_eq!(
             (&large[..5], large[5], large.len()),
-            (&b"begin"[..], 2, LARGE + 5)
+            (&b"begin"[..], 2, MIN_POOLED + 5)
         );
 
         for size in [2, 9, 5] {
-            keep(vec![0; size * LARGE]);
+            recycle(vec![0; size * MIN_POOLED]);
         }
         let kept = || {
-            SPARE
-                .lock()
+            POOL.lock()
                 .unwrap()
                 .iter()
                 .map(Vec::capacity)
                 .sum::<usize>()
         };
-        assert_eq!(kept(), 14 * LARGE, "the largest");
-        free();
+        assert_eq!(kept(), 14 * MIN_POOLED, "the largest");
+        clear();
         assert_eq!(kept(), 0);
     }
 }

@@ -7,50 +7,50 @@ use std::{
     time::Duration,
 };
 
-use box_rpc::{ConnectionError, large};
+use box_rpc::{ConnectionError, buffer_pool};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::{Deadline, connection_error, spare};
-use crate::places::Place;
+use super::{Deadline, connection_error, thread_buffers};
+use crate::connection_limit::ConnectionPermit;
 
 /// Minimum size of one read.
-const READ: usize = 16 * 1024;
+const MIN_READ: usize = 16 * 1024;
 
 /// Growth of a buffer in the middle of a message.
 const GROWTH: usize = 64 * 1024;
 
 /// Maximum capacity kept while waiting for the rest of a message.
-const KEPT_WHILE_WAITING: usize = 4 * 1024;
+const IDLE_CAPACITY: usize = 4 * 1024;
 
 /// Minimum size of a message that takes over its read buffer without a copy.
-const HANDED_OVER: usize = 128 * 1024;
+const MIN_WITHOUT_COPY: usize = 128 * 1024;
 
 /// Arrived bytes, and the stream they come from.
 ///
-/// An idle intake owns no buffer (see [`spare`]), so ten thousand silent connections need almost no memory.
+/// An idle value owns no memory (see [`thread_buffers`]), so ten thousand silent connections need almost no memory.
 #[derive(Debug)]
-pub(crate) struct Intake<R> {
+pub(crate) struct ReadBuffer<R> {
     read: R,
     bytes: Vec<u8>,
     start: usize,
     deadline: Deadline,
-    place: Place,
+    permit: ConnectionPermit,
 }
 
-impl<R: AsyncRead + Unpin> Intake<R> {
-    /// Creates an empty intake; `frame` is the timeout of one message.
-    pub(crate) fn new(read: R, frame: Duration, place: Place) -> Self {
+impl<R: AsyncRead + Unpin> ReadBuffer<R> {
+    /// Creates an empty buffer; `frame` is the timeout of one message.
+    pub(crate) fn new(read: R, frame: Duration, permit: ConnectionPermit) -> Self {
         Self {
             read,
             bytes: Vec::new(),
             start: 0,
             deadline: Deadline::new(frame),
-            place,
+            permit,
         }
     }
 
     /// Returns the arrived bytes that are not consumed.
-    pub(crate) fn waiting(&self) -> &[u8] {
+    pub(crate) fn buffered(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
@@ -66,16 +66,18 @@ impl<R: AsyncRead + Unpin> Intake<R> {
     /// Removes and returns the first `count` bytes.
     /// A large message keeps its read buffer.
     pub(crate) fn take(&mut self, count: usize) -> Vec<u8> {
-        if self.start == 0 && count >= HANDED_OVER {
+        if self.start == 0 && count >= MIN_WITHOUT_COPY {
             let rest = self.bytes.split_off(count);
             let mut message = std::mem::replace(&mut self.bytes, rest);
-            if message.capacity() > 2 * count.max(large::LARGE) {
+            if message.capacity() > 2 * count.max(buffer_pool::MIN_POOLED) {
                 // A large part of the read buffer belongs to another message.
                 let exact = message.clone();
-                large::keep(message);
+                buffer_pool::recycle(message);
                 return exact;
             }
-            if message.capacity() < large::LARGE && message.capacity() > count + count / 4 {
+            if message.capacity() < buffer_pool::MIN_POOLED
+                && message.capacity() > count + count / 4
+            {
                 message.shrink_to_fit();
             }
             return message;
@@ -85,22 +87,22 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         message
     }
 
-    /// Keeps the place, because the peer is identified.
-    /// Returns `false` if another connection has taken it.
-    pub(crate) fn keep_place(&self) -> bool {
-        self.place.keep()
+    /// Confirms the permit, because the peer is identified.
+    /// Returns `false` if the listener has evicted the connection.
+    pub(crate) fn confirm_permit(&self) -> bool {
+        self.permit.confirm()
     }
 
     /// Stops the clock, because the message is complete.
     pub(crate) fn message_ended(&mut self) {
-        self.deadline.end();
+        self.deadline.stop();
     }
 
     /// Waits for more bytes; `false` at the end of the stream.
     /// `begun` means that a part of a message has arrived, so the rest must arrive in time.
     pub(crate) async fn fill(&mut self, begun: bool) -> Result<bool, ConnectionError> {
         if begun {
-            self.deadline.begin();
+            self.deadline.start();
         }
         if self.start > 0 {
             self.bytes.drain(..self.start);
@@ -118,18 +120,18 @@ impl<R: AsyncRead + Unpin> Intake<R> {
     /// Reads, and checks the clock if needed.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize, ConnectionError>> {
         let read = self.poll_read(cx);
-        let over = match &read {
-            Poll::Ready(_) => self.deadline.is_over(),
+        let passed = match &read {
+            Poll::Ready(_) => self.deadline.has_passed(),
             Poll::Pending => {
-                self.rest();
-                self.deadline.poll_over(cx).is_ready()
+                self.release_if_idle();
+                self.deadline.poll_passed(cx).is_ready()
             }
         };
-        if over {
+        if passed {
             return Poll::Ready(Err(ConnectionError::Stalled(self.deadline.limit())));
         }
         // Arrived bytes are read first, because they may identify the peer.
-        if read.is_pending() && self.place.poll_lost(cx).is_ready() {
+        if read.is_pending() && self.permit.poll_evicted(cx).is_ready() {
             return Poll::Ready(Err(ConnectionError::Closed));
         }
         read.map_err(connection_error)
@@ -137,22 +139,22 @@ impl<R: AsyncRead + Unpin> Intake<R> {
 
     /// Reads into the buffer if it has capacity, and otherwise through the stack.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
-        if self.bytes.capacity() - self.bytes.len() < READ {
-            if self.bytes.len() < KEPT_WHILE_WAITING {
-                let begun = std::mem::replace(&mut self.bytes, spare::take());
+        if self.bytes.capacity() - self.bytes.len() < MIN_READ {
+            if self.bytes.len() < IDLE_CAPACITY {
+                let begun = std::mem::replace(&mut self.bytes, thread_buffers::take());
                 self.bytes.extend_from_slice(&begun);
             } else {
-                large::reserve(&mut self.bytes, GROWTH);
+                buffer_pool::reserve(&mut self.bytes, GROWTH);
             }
         }
         pin!(self.read.read_buf(&mut self.bytes)).poll(cx)
     }
 
     /// Returns the buffer while no bytes arrive; keeps a short partial message.
-    fn rest(&mut self) {
-        if self.bytes.len() < KEPT_WHILE_WAITING && self.bytes.capacity() > KEPT_WHILE_WAITING {
+    fn release_if_idle(&mut self) {
+        if self.bytes.len() < IDLE_CAPACITY && self.bytes.capacity() > IDLE_CAPACITY {
             let begun = self.bytes.as_slice().to_vec();
-            spare::give_back(std::mem::replace(&mut self.bytes, begun));
+            thread_buffers::give_back(std::mem::replace(&mut self.bytes, begun));
         }
     }
 }

@@ -12,14 +12,14 @@ use box_rpc::ConnectionError;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::io::AsyncWrite;
 
-use super::{Deadline, connection_error, spare};
-use crate::places::Place;
+use super::{Deadline, connection_error, thread_buffers};
+use crate::connection_limit::ConnectionPermit;
 
 /// Size at which the buffer is written out.
 const WRITE_SIZE: usize = 64 * 1024;
 
 /// Minimum size of a message that is written without a copy.
-pub(crate) const WRITTEN_DIRECTLY: usize = 32 * 1024;
+pub(crate) const DIRECT_WRITE_BYTES: usize = 32 * 1024;
 
 /// Method to check whether the other end is gone after its end of input.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub(crate) enum Probe {
     /// Writes zero bytes, which fails if both ends are on one machine.
     EmptyWrite,
     /// Polls the descriptor.
-    Look(OwnedFd),
+    Poll(OwnedFd),
     /// Does not check.
     Never,
 }
@@ -40,40 +40,40 @@ pub(crate) enum Probe {
 /// Each write of the buffer, or of one large message, must finish within the limit `frame`. A peer that stops reading
 /// therefore cannot hold its messages in memory indefinitely.
 #[derive(Debug)]
-pub(crate) struct Outbox<W> {
+pub(crate) struct WriteBuffer<W> {
     /// `None` once closed: a pipe signals its end only by being dropped.
     write: Option<W>,
     buffer: Vec<u8>,
     deadline: Deadline,
     /// Whether a write is incomplete: it failed, or its future was dropped.
     /// The peer would read any further bytes as the rest of it.
-    torn: bool,
-    _place: Place,
+    incomplete: bool,
+    _permit: ConnectionPermit,
 }
 
-impl<W: AsyncWrite + Unpin> Outbox<W> {
-    /// Creates an empty outbox; `frame` is the timeout of one write.
-    pub(crate) fn new(write: W, frame: Duration, place: Place) -> Self {
+impl<W: AsyncWrite + Unpin> WriteBuffer<W> {
+    /// Creates an empty buffer; `frame` is the timeout of one write.
+    pub(crate) fn new(write: W, frame: Duration, permit: ConnectionPermit) -> Self {
         Self {
             write: Some(write),
             buffer: Vec::new(),
             deadline: Deadline::new(frame),
-            torn: false,
-            _place: place,
+            incomplete: false,
+            _permit: permit,
         }
     }
 
     /// Returns the buffer for small messages.
-    /// Call [`settle`](Self::settle) after each.
+    /// Call [`write_if_full`](Self::write_if_full) after each.
     pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
         if self.buffer.capacity() == 0 {
-            self.buffer = spare::take();
+            self.buffer = thread_buffers::take();
         }
         &mut self.buffer
     }
 
     /// Writes the buffer out if it is large.
-    pub(crate) async fn settle(&mut self) -> Result<(), ConnectionError> {
+    pub(crate) async fn write_if_full(&mut self) -> Result<(), ConnectionError> {
         if self.buffer.len() >= WRITE_SIZE {
             self.write_buffer().await?;
         }
@@ -89,7 +89,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
     /// Sends all buffered bytes.
     pub(crate) async fn flush(&mut self) -> Result<(), ConnectionError> {
         self.write_buffer().await?;
-        spare::give_back(std::mem::take(&mut self.buffer));
+        thread_buffers::give_back(std::mem::take(&mut self.buffer));
         self.in_time(|write, cx| Pin::new(write).poll_flush(cx))
             .await
     }
@@ -105,12 +105,12 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
                 self.in_time(|write, cx| Pin::new(write).poll_write(cx, &[]).map_ok(drop))
                     .await
             }
-            Probe::Look(fd) => {
-                let mut look = [PollFd::new(fd, PollFlags::empty())];
+            Probe::Poll(fd) => {
+                let mut polled = [PollFd::new(fd, PollFlags::empty())];
                 let now = Timespec::default();
-                rustix::event::poll(&mut look, Some(&now)).map_err(std::io::Error::from)?;
+                rustix::event::poll(&mut polled, Some(&now)).map_err(std::io::Error::from)?;
                 let gone = PollFlags::ERR | PollFlags::HUP;
-                if look[0].revents().intersects(gone) {
+                if polled[0].revents().intersects(gone) {
                     return Err(ConnectionError::Closed);
                 }
                 Ok(())
@@ -148,7 +148,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
     }
 
     async fn write_all(&mut self, mut bytes: &[u8]) -> Result<(), ConnectionError> {
-        if std::mem::replace(&mut self.torn, true) {
+        if std::mem::replace(&mut self.incomplete, true) {
             return Err(ConnectionError::Closed);
         }
         self.in_time(|write, cx| {
@@ -165,7 +165,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
             Poll::Ready(Ok(()))
         })
         .await?;
-        self.torn = false;
+        self.incomplete = false;
         Ok(())
     }
 
@@ -181,14 +181,14 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
         let result = poll_fn(|cx| match step(write, cx) {
             Poll::Ready(result) => Poll::Ready(result.map_err(connection_error)),
             Poll::Pending => {
-                deadline.begin();
+                deadline.start();
                 deadline
-                    .poll_over(cx)
+                    .poll_passed(cx)
                     .map(|()| Err(ConnectionError::Stalled(deadline.limit())))
             }
         })
         .await;
-        self.deadline.end();
+        self.deadline.stop();
         result
     }
 }

@@ -5,9 +5,9 @@ fn body() -> Body {
 }
 
 #[test]
-fn an_answer_finds_its_call_once() {
+fn a_response_is_delivered_once() {
     let mut outgoing = Outgoing::default();
-    let (id, mut answer) = outgoing.call().unwrap();
+    let (id, mut answer) = outgoing.register_call().unwrap();
     let id = CallId::Number(id);
     assert_eq!(
         outgoing.deliver(&id, Ok(body()), Part::Whole),
@@ -21,10 +21,10 @@ fn an_answer_finds_its_call_once() {
 }
 
 #[test]
-fn a_forgotten_call_makes_its_answer_late() {
+fn the_response_to_a_removed_call_is_late() {
     let mut outgoing = Outgoing::default();
-    let (id, _answer) = outgoing.call().unwrap();
-    assert!(outgoing.forget(id));
+    let (id, _answer) = outgoing.register_call().unwrap();
+    assert!(outgoing.remove(id));
     assert_eq!(
         outgoing.deliver(&CallId::Number(id), Ok(body()), Part::Whole),
         Delivery::Late
@@ -32,9 +32,9 @@ fn a_forgotten_call_makes_its_answer_late() {
 }
 
 #[test]
-fn more_chunks_than_granted_fail_the_call_and_keep_room_for_the_end() {
+fn chunks_beyond_the_credit_fail_the_call() {
     let mut outgoing = Outgoing::default();
-    let (id, mut items) = outgoing.stream(2).unwrap();
+    let (id, mut items) = outgoing.register_stream(2).unwrap();
     let id = CallId::Number(id);
     let chunk = Part::Chunk { index: None };
     assert_eq!(
@@ -45,22 +45,25 @@ fn more_chunks_than_granted_fail_the_call_and_keep_room_for_the_end() {
         outgoing.deliver(&id, Ok(body()), chunk),
         Delivery::Delivered
     );
-    assert_eq!(outgoing.deliver(&id, Ok(body()), chunk), Delivery::Overrun);
-    assert!(matches!(items.try_recv(), Ok(Item::Chunk(_))));
-    assert!(matches!(items.try_recv(), Ok(Item::Chunk(_))));
-    assert!(matches!(items.try_recv(), Ok(Item::End(Err(_)))));
+    assert_eq!(
+        outgoing.deliver(&id, Ok(body()), chunk),
+        Delivery::CreditExceeded
+    );
+    assert!(matches!(items.try_recv(), Ok(StreamItem::Chunk(_))));
+    assert!(matches!(items.try_recv(), Ok(StreamItem::Chunk(_))));
+    assert!(matches!(items.try_recv(), Ok(StreamItem::End(Err(_)))));
 }
 
 #[test]
-fn a_part_that_may_be_either_ends_a_plain_call_and_feeds_a_stream() {
+fn an_ambiguous_part_ends_a_plain_call_and_is_a_chunk_of_a_stream() {
     let mut outgoing = Outgoing::default();
-    let (plain, mut answer) = outgoing.call().unwrap();
-    let (stream, mut items) = outgoing.stream(2).unwrap();
+    let (plain, mut answer) = outgoing.register_call().unwrap();
+    let (stream, mut items) = outgoing.register_stream(2).unwrap();
     let either = Part::Either { index: Some(1) };
     outgoing.deliver(&CallId::Number(plain), Ok(body()), either);
     outgoing.deliver(&CallId::Number(stream), Ok(body()), either);
     assert!(answer.try_recv().is_ok());
-    assert!(matches!(items.try_recv(), Ok(Item::Chunk(_))));
+    assert!(matches!(items.try_recv(), Ok(StreamItem::Chunk(_))));
     assert_eq!(outgoing.in_flight(), 1);
 }
 
@@ -69,20 +72,20 @@ fn an_id_is_refused_while_in_flight_and_free_afterwards() {
     let (mut incoming, limits) = (Incoming::default(), Limits::default());
     let id = CallId::Number(7);
     incoming
-        .admit(Some(id.clone()), Made::default(), None, &limits)
+        .admit(Some(id.clone()), CallInfo::default(), None, &limits)
         .unwrap();
     assert_eq!(
-        incoming.admit(Some(id.clone()), Made::default(), None, &limits),
+        incoming.admit(Some(id.clone()), CallInfo::default(), None, &limits),
         Err(Refusal::Duplicate)
     );
-    assert_eq!(incoming.answered(&id), None);
+    assert_eq!(incoming.complete(&id), None);
     incoming
-        .admit(Some(id), Made::default(), None, &limits)
+        .admit(Some(id), CallInfo::default(), None, &limits)
         .unwrap();
 }
 
 #[test]
-fn calls_and_streams_are_counted_apart() {
+fn calls_and_streams_have_separate_limits() {
     let limits = Limits {
         in_flight: 1,
         open_streams: 1,
@@ -91,34 +94,34 @@ fn calls_and_streams_are_counted_apart() {
     let mut incoming = Incoming::default();
     let credit = || Some(Arc::new(Credit::new(1)));
     incoming
-        .admit(None, Made::default(), None, &limits)
+        .admit(None, CallInfo::default(), None, &limits)
         .unwrap();
     assert_eq!(
-        incoming.admit(None, Made::default(), None, &limits),
+        incoming.admit(None, CallInfo::default(), None, &limits),
         Err(Refusal::TooManyCalls)
     );
     incoming
-        .admit(None, Made::default(), credit(), &limits)
+        .admit(None, CallInfo::default(), credit(), &limits)
         .unwrap();
     assert_eq!(
-        incoming.admit(None, Made::default(), credit(), &limits),
+        incoming.admit(None, CallInfo::default(), credit(), &limits),
         Err(Refusal::TooManyStreams)
     );
-    assert!(!incoming.free(true));
-    assert!(incoming.free(false));
+    assert!(!incoming.release(true));
+    assert!(incoming.release(false));
 }
 
 #[tokio::test]
-async fn a_cancel_that_comes_before_the_task_still_ends_it() {
+async fn a_cancel_before_the_task_is_set_aborts_the_task() {
     let (mut incoming, limits) = (Incoming::default(), Limits::default());
     let id = incoming
-        .admit(Some(CallId::Number(1)), Made::default(), None, &limits)
+        .admit(Some(CallId::Number(1)), CallInfo::default(), None, &limits)
         .unwrap();
     assert!(incoming.cancel(&id));
     let task = tokio::spawn(std::future::pending::<()>());
-    incoming.runs_as(&id, task.abort_handle());
+    incoming.set_task(&id, task.abort_handle());
     assert!(task.await.unwrap_err().is_cancelled());
-    assert_eq!(incoming.answered(&id), Some(Ended::Cancelled));
+    assert_eq!(incoming.complete(&id), Some(EndReason::Cancelled));
 }
 
 #[tokio::test(start_paused = true)]

@@ -26,7 +26,7 @@ except ConnectionResetError:
 ";
 
 #[tokio::test]
-async fn another_user_is_turned_away_even_if_the_file_lets_it_in() {
+async fn another_user_is_refused_despite_the_mode_of_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let endpoint: Endpoint = format!("unix:{}", path.display()).parse().unwrap();
@@ -60,11 +60,11 @@ async fn another_user_is_turned_away_even_if_the_file_lets_it_in() {
 
     // Only root can switch to another user for this test.
     if rustix::process::geteuid().is_root() {
-        let heard = tokio::select! {
-            accepted = listener.accept() => panic!("a stranger was handed out: {accepted:?}"),
-            heard = connect("stranger") => heard,
+        let frames_received = tokio::select! {
+            accepted = listener.accept() => panic!("a other_user was handed out: {accepted:?}"),
+            frames_received = connect("other_user") => frames_received,
         };
-        assert_eq!(heard, "end");
-        assert_eq!(refused.stranger(), 1);
+        assert_eq!(frames_received, "end");
+        assert_eq!(refused.other_user(), 1);
     }
 }

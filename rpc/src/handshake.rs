@@ -1,4 +1,4 @@
-//! The first call on a connection that needs a token; optional elsewhere.
+//! Handshake: the first call on a connection that needs a token; optional elsewhere.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::RpcError;
 use crate::limits::Limits;
 
 /// Contract versions this build supports, lowest and highest.
-pub const CONTRACT: [u32; 2] = [1, 1];
+pub(crate) const CONTRACT: [u32; 2] = [1, 1];
 
 /// Client, contract versions and token of a hello.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,7 +123,7 @@ impl Tokens {
 impl Tokens {
     /// Whether a text contains one of these tokens.
     /// The time does not depend on how much of a token is right.
-    pub fn are_in(&self, text: &[u8]) -> bool {
+    pub fn is_any_in(&self, text: &[u8]) -> bool {
         let mut found = false;
         for (_, token) in self.0.iter().filter(|(_, token)| !token.is_empty()) {
             for part in text.windows(token.len()) {
@@ -156,14 +156,18 @@ pub(crate) fn answer(
             .and_then(|token| tokens.name_of(token))
         {
             Some(name) => Some(Caller::Token(name)),
-            None => return Err(RpcError::denied("hello needs a valid token")),
+            None => {
+                return Err(RpcError::denied(
+                    "token: missing or invalid; send a valid token in hello",
+                ));
+            }
         },
     };
     let [lowest, highest] = params.contract;
     let contract = highest.min(CONTRACT[1]);
     if contract < lowest.max(CONTRACT[0]) {
         return Err(RpcError::unsupported(format!(
-            "contract versions {lowest} to {highest} are not spoken here, {} to {} are",
+            "contract: versions {lowest} to {highest} are not supported; the server supports {} to {}",
             CONTRACT[0], CONTRACT[1]
         )));
     }

@@ -51,75 +51,75 @@ impl<'a> UpgradeRequest<'a> {
     }
 }
 
-/// Refusal of an upgrade request.
+/// Rejection of an upgrade request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("upgrade refused with status {status}: {reason}")]
-pub struct Refusal {
+pub struct UpgradeRejection {
     /// HTTP status of the answer.
     pub status: u16,
     /// Text of the answer. It must not contain a secret.
     pub reason: &'static str,
 }
 
-impl Refusal {
-    /// Creates a refusal with this status and text.
+impl UpgradeRejection {
+    /// Creates a rejection with this status and text.
     pub const fn new(status: u16, reason: &'static str) -> Self {
         Self { status, reason }
     }
 }
 
-/// Decides about requests. Implemented by [`Gate`] and by matching closures.
+/// Decides about requests. Implemented by [`UpgradePolicy`] and by matching closures.
 ///
 /// ```
-/// use box_transports::websocket::{Admit, Refusal, UpgradeRequest};
+/// use box_transports::websocket::{CheckUpgrade, UpgradeRejection, UpgradeRequest};
 ///
 /// let only_known = |request: &UpgradeRequest<'_>| match request.header("x-tenant") {
 ///     Some("blue" | "green") => Ok(()),
-///     _ => Err(Refusal::new(403, "unknown tenant")),
+///     _ => Err(UpgradeRejection::new(403, "unknown tenant")),
 /// };
-/// let _: &dyn Admit = &only_known;
+/// let _: &dyn CheckUpgrade = &only_known;
 /// ```
-pub trait Admit: Send + Sync {
-    /// Admits the request, or returns the refusal.
-    fn admit(&self, request: &UpgradeRequest<'_>) -> Result<(), Refusal>;
+pub trait CheckUpgrade: Send + Sync {
+    /// Admits the request, or returns the rejection.
+    fn check(&self, request: &UpgradeRequest<'_>) -> Result<(), UpgradeRejection>;
 }
 
-impl<F> Admit for F
+impl<F> CheckUpgrade for F
 where
-    F: Fn(&UpgradeRequest<'_>) -> Result<(), Refusal> + Send + Sync,
+    F: Fn(&UpgradeRequest<'_>) -> Result<(), UpgradeRejection> + Send + Sync,
 {
-    fn admit(&self, request: &UpgradeRequest<'_>) -> Result<(), Refusal> {
+    fn check(&self, request: &UpgradeRequest<'_>) -> Result<(), UpgradeRejection> {
         self(request)
     }
 }
 
 /// The default check: it admits every program and no browser page.
 ///
-/// A browser sends `Origin` with every upgrade and a page cannot prevent that. The gate therefore recognises pages,
+/// A browser sends `Origin` with every upgrade and a page cannot prevent that. The policy therefore recognises pages,
 /// and [`origins`](Self::origins) lists the allowed ones. In a DNS rebinding attack the page sends its own name as
 /// `Host`; [`hosts`](Self::hosts), if set, lists the accepted names.
 ///
 /// ```
-/// use box_transports::websocket::Gate;
+/// use box_transports::websocket::UpgradePolicy;
 ///
-/// let gate = Gate::new()
+/// let policy = UpgradePolicy::new()
 ///     .origins(["https://console.example.org"])
 ///     .hosts(["box.example.org", "localhost:5410"])
 ///     .token("from the configuration");
-/// assert!(!format!("{gate:?}").contains("configuration"));
+/// assert!(!format!("{policy:?}").contains("configuration"));
 /// ```
 #[derive(Clone, Default)]
-pub struct Gate {
+pub struct UpgradePolicy {
     paths: Vec<String>,
     origins: Vec<String>,
     hosts: Vec<String>,
     token: Option<String>,
 }
 
-/// Default paths of a gate.
+/// Default paths of a policy.
 const PATHS: [&str; 2] = ["/rpc/ws", "/"];
 
-impl Gate {
+impl UpgradePolicy {
     /// Creates the default check.
     pub fn new() -> Self {
         Self::default()
@@ -177,37 +177,37 @@ pub fn is_host(ours: &str, host: &str) -> bool {
     name.eq_ignore_ascii_case(ours) && (rest.is_empty() || only_port)
 }
 
-impl Admit for Gate {
-    fn admit(&self, request: &UpgradeRequest<'_>) -> Result<(), Refusal> {
+impl CheckUpgrade for UpgradePolicy {
+    fn check(&self, request: &UpgradeRequest<'_>) -> Result<(), UpgradeRejection> {
         let served = if self.paths.is_empty() {
             PATHS.contains(&request.path())
         } else {
             self.paths.iter().any(|path| path == request.path())
         };
         if !served {
-            return Err(Refusal::new(404, "no such path"));
+            return Err(UpgradeRejection::new(404, "no such path"));
         }
         let host = request.header("host").unwrap_or_default();
         if !self.hosts.is_empty() && !self.hosts.iter().any(|ours| is_host(ours, host)) {
-            return Err(Refusal::new(403, "host not allowed"));
+            return Err(UpgradeRejection::new(403, "host not allowed"));
         }
         if request.count("origin") > 0 {
             let origin = request.header("origin").unwrap_or_default();
             if request.count("origin") > 1 || !self.origins.iter().any(|allowed| allowed == origin)
             {
-                return Err(Refusal::new(403, "origin not allowed"));
+                return Err(UpgradeRejection::new(403, "origin not allowed"));
             }
         }
         if !self.carries_token(request) {
-            return Err(Refusal::new(401, "a token is required"));
+            return Err(UpgradeRejection::new(401, "a token is required"));
         }
         Ok(())
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for UpgradePolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate")
+        f.debug_struct("UpgradePolicy")
             .field("paths", &self.paths)
             .field("origins", &self.origins)
             .field("hosts", &self.hosts)
