@@ -67,7 +67,7 @@ async fn dispose_returns_at_once_and_ends_what_the_service_started(setup: Setup)
     let ended = hanging.await.unwrap();
     assert!(ended.is_err(), "{ended:?}");
     eventually("its connection is gone", async || {
-        client.is_over() && place.connections() == 0
+        client.is_closed() && place.connections() == 0
     })
     .await;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use box_gateways::langbot::LangBot;
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
-use box_transports::connection_limit::Places;
+use box_transports::connection_limit::ConnectionLimit;
 use tokio::sync::watch;
 
 use super::auth::Auth;
