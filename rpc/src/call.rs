@@ -1,4 +1,4 @@
-//! A call of the peer, from its parameters to its answer.
+//! A call of the peer, from its parameters to its response.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -310,7 +310,7 @@ impl Responder {
         codec.error(Some(&self.id), &error).unwrap_or_default()
     }
 
-    /// Sends the answer once the queue has a slot.
+    /// Sends the response once the queue has a slot.
     async fn send(mut self, mut text: String) {
         if !self.engine.has_room_for(text.len()) {
             let max = self.engine.limits.unread_bytes;
@@ -333,8 +333,8 @@ impl Responder {
 
     /// Frees the id and returns the text to send.
     ///
-    /// The id is free before the caller sees the answer, so the caller may reuse it at once. Returns `None` if the
-    /// caller wants no answer, or the batch is incomplete.
+    /// The id is free before the caller sees the response, so the caller may reuse it at once. Returns `None` if the
+    /// caller wants no response, or the batch is incomplete.
     fn complete(&mut self, text: String) -> Option<String> {
         self.sent = true;
         let reason = self.engine.incoming().complete(&self.id);
@@ -419,7 +419,7 @@ impl Drop for Responder {
     }
 }
 
-/// Collects the answers of a JSON-RPC batch and releases them together.
+/// Collects the responses of a JSON-RPC batch and releases them together.
 #[derive(Debug)]
 pub(crate) struct Batch(Mutex<BatchState>);
 
@@ -437,7 +437,7 @@ impl Batch {
         }))
     }
 
-    /// Adds the answer of one member, empty if it has none.
+    /// Adds the response of one member, empty if it has none.
     /// Returns the whole batch once it is complete.
     pub(crate) fn add(
         &self,

@@ -30,8 +30,8 @@ pub struct Stats {
     pub received: u64,
     /// Texts that could not be parsed as a message.
     pub unparsable: u64,
-    /// Answers to calls that no longer waited.
-    pub late_answers: u64,
+    /// Responses to calls that no longer waited.
+    pub late_responses: u64,
     /// Calls refused because of a limit.
     pub refused: u64,
     /// Messages longer than the limit.
@@ -43,7 +43,7 @@ pub struct Stats {
 #[derive(Debug, Default)]
 struct Counters {
     unparsable: AtomicU64,
-    late_answers: AtomicU64,
+    late_responses: AtomicU64,
     refused: AtomicU64,
     oversized: AtomicU64,
 }
@@ -169,7 +169,7 @@ impl Engine {
         Stats {
             received: read(&self.received),
             unparsable: read(&self.counters.unparsable),
-            late_answers: read(&self.counters.late_answers),
+            late_responses: read(&self.counters.late_responses),
             refused: read(&self.counters.refused),
             oversized: read(&self.counters.oversized),
             unread_bytes: self.outbox.unread(),
@@ -182,12 +182,12 @@ impl Engine {
         self.admitted.load(Ordering::Relaxed) && self.codec.get().is_some()
     }
 
-    /// Whether the connection may hold this many more bytes of answers.
+    /// Whether the connection may hold this many more bytes of responses.
     pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
         self.outbox.unread().saturating_add(bytes) <= self.limits.unread_bytes
     }
 
-    /// Sends the answer to a call of the peer, once the outbox has capacity.
+    /// Sends the response to a call of the peer, once the outbox has capacity.
     pub(crate) async fn respond(self: &Arc<Self>, text: String) -> Result<(), Closed> {
         let mut pushing = std::pin::pin!(self.outbox.push(text, Kind::Response));
         let first = std::future::poll_fn(|cx| Poll::Ready(pushing.as_mut().poll(cx))).await;

@@ -259,14 +259,14 @@ pub enum CallError {
     /// The peer answered with an error.
     #[error("{0}")]
     Refused(RpcError),
-    /// The connection ended before the answer; the call may have run.
+    /// The connection ended before the response; the call may have run.
     #[error("unavailable: connection lost before the response: {0}")]
     Lost(String),
     /// The connection was closed or closing before the call was sent: it did not run.
     #[error("unavailable: not sent: {0}")]
     NotSent(String),
     /// The deadline has passed, and the peer has not answered.
-    #[error("timeout: no answer within {0:?}")]
+    #[error("timeout: no response within {0:?}")]
     Timeout(std::time::Duration),
     /// The request exceeds the maximum message length and was not sent.
     #[error("too_large: request of {size} bytes exceeds the limit message_bytes of {limit}")]
@@ -276,7 +276,7 @@ pub enum CallError {
         /// The limit.
         limit: usize,
     },
-    /// The peer's answer, or the request, does not match the types of the action.
+    /// The peer's response, or the request, does not match the types of the action.
     #[error("internal: {0}")]
     Shape(String),
 }

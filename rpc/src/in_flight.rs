@@ -149,7 +149,7 @@ enum Waiter {
     Stream(mpsc::Sender<StreamItem>),
 }
 
-/// Calls of this side that wait for an answer.
+/// Calls of this side that wait for a response.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     last: i64,
@@ -158,7 +158,7 @@ pub(crate) struct Outgoing {
     closed: Option<String>,
 }
 
-/// Outcome of delivering an answer.
+/// Outcome of delivering a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     Delivered,
@@ -178,7 +178,7 @@ impl Outgoing {
         Ok(self.last)
     }
 
-    /// Allocates an id for a call with a single answer.
+    /// Allocates an id for a call with a single response.
     pub(crate) fn register_call(
         &mut self,
     ) -> Result<(i64, oneshot::Receiver<Result<Body, RpcError>>), String> {
@@ -208,7 +208,7 @@ impl Outgoing {
         }
     }
 
-    /// Delivers an answer to the call that waits for it.
+    /// Delivers a response to the call that waits for it.
     pub(crate) fn deliver(
         &mut self,
         id: &CallId,

@@ -60,17 +60,17 @@
 //!     type Result = Text;
 //!     type Chunk = Never;
 //! }
-//! struct Crier;
-//! impl Handle<Shout> for Crier {
-//!     async fn handle(&self, said: Text, _: Call<Shout>) -> Result<Text, RpcError> {
-//!         Ok(Text { text: said.text.to_uppercase() })
+//! struct Server;
+//! impl Handle<Shout> for Server {
+//!     async fn handle(&self, params: Text, _: Call<Shout>) -> Result<Text, RpcError> {
+//!         Ok(Text { text: params.text.to_uppercase() })
 //!     }
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let ((to_server, from_client), (to_client, from_server)) = (channel(16), channel(16));
-//! let router = Router::builder(Arc::new(Crier)).on::<Shout>().build();
+//! let router = Router::builder(Arc::new(Server)).on::<Shout>().build();
 //! let _server = Session::start((Out(to_client), In(from_client)), router, Options::new(Caller::Local));
 //! let client = Session::start((Out(to_server), In(from_server)), Router::empty(), Options::client());
 //!

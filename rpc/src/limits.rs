@@ -26,7 +26,7 @@ pub struct Limits {
     pub control_queue: usize,
     /// Bytes of answers held for a peer that has not read them.
     ///
-    /// Beyond: an answer becomes `overloaded`. All connections together hold at most
+    /// Beyond: a response becomes `overloaded`. All connections together hold at most
     /// [`ALL_UNREAD_BYTES`](crate::ALL_UNREAD_BYTES); beyond, the connection that holds most is closed. `usize::MAX`
     /// suits a trusted peer that always reads.
     pub unread_bytes: usize,
@@ -39,12 +39,12 @@ pub struct Limits {
     /// Time within which a new connection must send its first message.
     /// Beyond: closed. `None` where both ends are trusted (queues, stdio).
     pub first_message: Option<Duration>,
-    /// Time for one message to arrive or be written, once begun. Beyond: closed.
+    /// Time for one message to arrive or be written, once started. Beyond: closed.
     pub frame: Duration,
     /// Silence after which this side sends a ping; `None` sends none.
     /// Three unanswered pings close the connection.
     pub heartbeat: Option<Duration>,
-    /// Time for answers after the peer has ended its sending side.
+    /// Time for responses after the peer has ended its sending side.
     /// Beyond: aborted.
     pub drain: Duration,
 }

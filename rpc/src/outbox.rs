@@ -63,7 +63,7 @@ pub(crate) struct TakenBatch {
 pub(crate) enum Kind {
     /// A call of this side.
     Call,
-    /// An answer to a call of the peer, held until the peer reads it.
+    /// A response to a call of the peer, held until the peer reads it.
     Response,
 }
 

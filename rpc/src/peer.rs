@@ -55,7 +55,7 @@ impl Peer {
         self.request::<A>(params).stream().await
     }
 
-    /// Calls without an answer.
+    /// Calls without a response.
     pub async fn notify<A: Action>(&self, params: &A::Params) -> Result<(), CallError> {
         if let Some(reason) = self.0.outgoing().closed_reason() {
             return Err(CallError::NotSent(reason.to_owned()));
@@ -94,7 +94,7 @@ impl Peer {
         self.0.stats()
     }
 
-    /// Returns the number of calls of this side that wait for an answer.
+    /// Returns the number of calls of this side that wait for a response.
     pub fn in_flight(&self) -> usize {
         self.0.outgoing().in_flight()
     }
@@ -305,7 +305,7 @@ struct Guard {
     engine: Arc<Engine>,
     id: i64,
     sent: bool,
-    /// Whether the answer has arrived, so that the guard cancels nothing.
+    /// Whether the response has arrived, so that the guard cancels nothing.
     finished: bool,
 }
 

@@ -159,14 +159,14 @@ impl Session {
     }
 
     /// Like [`close`](Self::close), and announces an immediate restart to the peer.
-    /// Calls that do not finish in time continue without an answer. This process is about to end, and the next one
+    /// Calls that do not finish in time continue without a response. This process is about to end, and the next one
     /// continues their work.
     pub async fn close_for_restart(&self, within: Duration) {
         self.close_with_reason("restarting", true, within).await;
     }
 
     async fn close_with_reason(&self, reason: &str, restart: bool, within: Duration) {
-        let begun = Instant::now();
+        let start = Instant::now();
         self.engine
             .outgoing()
             .refuse_new("the connection is closing");
@@ -188,7 +188,7 @@ impl Session {
         let _ = timeout(within, drained).await;
         self.engine.stop(
             CloseReason::Closed,
-            within.saturating_sub(begun.elapsed()).max(MIN_FLUSH),
+            within.saturating_sub(start.elapsed()).max(MIN_FLUSH),
         );
         self.closed().await;
     }
@@ -215,7 +215,7 @@ async fn wait_until_idle(engine: &Engine) {
     }
 }
 
-/// Waits until no call of this side waits for an answer, or none can arrive.
+/// Waits until no call of this side waits for a response, or none can arrive.
 async fn wait_for_responses(engine: &Engine) {
     // Closing is rare: polling costs less than a notification with every answer.
     while engine.outgoing().in_flight() > 0 && engine.closed.borrow().is_none() {

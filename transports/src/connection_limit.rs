@@ -307,26 +307,26 @@ mod tests {
             "{}",
             accept_failure(&no_descriptors)
         );
-        let begun = tokio::time::Instant::now();
+        let start = tokio::time::Instant::now();
         backoff.pause(&no_descriptors, &limit).await;
-        assert_eq!(begun.elapsed(), FIRST_PAUSE);
+        assert_eq!(start.elapsed(), FIRST_PAUSE);
         assert!(is_evicted(&silent));
         // The descriptor of an evicted connection does not end the problem, so the log does not report it again.
         backoff.reset();
         assert!(backoff.is_reported && backoff.last.is_none());
         backoff.pause(&no_descriptors, &limit).await;
-        assert_eq!(backoff.logged, Some(begun));
+        assert_eq!(backoff.logged, Some(start));
         backoff.reset();
         assert!(!backoff.is_reported);
         for _ in 0..20 {
             backoff.pause(&no_descriptors, &limit).await;
         }
         assert_eq!(backoff.last, Some(MAX_PAUSE));
-        assert_eq!(backoff.logged, Some(begun));
+        assert_eq!(backoff.logged, Some(start));
         tokio::time::advance(LOG_INTERVAL).await;
         backoff.pause(&no_descriptors, &limit).await;
         assert!(
-            backoff.logged > Some(begun),
+            backoff.logged > Some(start),
             "the problem is logged again while it lasts"
         );
         backoff.reset();

@@ -240,8 +240,9 @@ impl<R: AsyncRead + Unpin> LineReceive<R> {
                 }
                 Found::Nothing if self.ended => return Ok(None),
                 Found::Nothing => {
-                    let begun = self.skipping.is_some() || !self.read_buffer.buffered().is_empty();
-                    self.ended = !self.read_buffer.fill(begun).await?;
+                    let is_partial =
+                        self.skipping.is_some() || !self.read_buffer.buffered().is_empty();
+                    self.ended = !self.read_buffer.fill(is_partial).await?;
                 }
             }
         }

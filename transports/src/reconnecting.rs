@@ -37,7 +37,7 @@ pub struct ReconnectOptions {
     pub first_wait: Duration,
     /// Maximum pause.
     pub longest_wait: Duration,
-    /// Timeout for the answer to the hello.
+    /// Timeout for the response to the hello.
     pub hello_timeout: Duration,
 }
 
@@ -70,8 +70,8 @@ pub enum Disconnected {
     /// The hello was refused or lost.
     #[error("hello: {0}")]
     Hello(CallError),
-    /// The hello got no answer in time.
-    #[error("hello: no answer in time")]
+    /// The hello got no response in time.
+    #[error("hello: no response in time")]
     HelloTimeout,
     /// The connection has ended.
     #[error("{0}")]
@@ -167,7 +167,7 @@ impl Reconnecting {
         }
     }
 
-    /// Returns the answer to the hello on the current connection.
+    /// Returns the response to the hello on the current connection.
     pub fn hello(&self) -> Option<Arc<HelloResult>> {
         match &*self.state.borrow() {
             State::Up(_, hello) => hello.clone(),

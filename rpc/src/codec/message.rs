@@ -14,7 +14,7 @@ pub enum CallId {
     Number(i64),
     /// Any other JSON token: a string with its quotes, or another number.
     Token(Box<str>),
-    /// A call that wants no answer.
+    /// A call that wants no response.
     /// Never on the wire; the number lets the engine abort the call.
     Unanswered(u64),
 }
@@ -63,7 +63,7 @@ pub struct Meta {
 /// One message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message<'a> {
-    /// A call. Without an id, the caller wants no answer.
+    /// A call. Without an id, the caller wants no response.
     Call {
         /// Id that the caller chose.
         id: Option<CallId>,
@@ -79,21 +79,21 @@ pub enum Message<'a> {
         /// Metadata of the call.
         meta: Meta,
     },
-    /// An answer, or a part of one, to a call of this side.
+    /// A response, or a part of one, to a call of this side.
     Response {
         /// Id of the call.
         id: CallId,
         /// The result or chunk, a JSON object, or the error.
         outcome: Result<&'a str, RpcError>,
-        /// Which part of the answer this is.
+        /// Which part of the response this is.
         part: Part,
         /// Whether the codec has parsed the whole text as JSON.
         /// See [`Codec::decode_fully`](super::Codec::decode_fully).
         checked: bool,
     },
-    /// A message for the engine itself. With `reply_to`, the sender expects an answer.
+    /// A message for the engine itself. With `reply_to`, the sender expects a response.
     Control {
-        /// Id under which the sender waits for an answer.
+        /// Id under which the sender waits for a response.
         reply_to: Option<CallId>,
         /// The control message.
         control: Control<'a>,
@@ -115,7 +115,7 @@ impl Message<'_> {
     }
 }
 
-/// Part of a call's answer that a message contains.
+/// Part of a call's response that a message contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The end of the call.
@@ -198,6 +198,6 @@ pub struct DecodeError {
 pub enum Decoded<'a> {
     /// One message.
     One(Result<Message<'a>, DecodeError>),
-    /// Several messages, each with its own text. Their answers go out together.
+    /// Several messages, each with its own text. Their responses go out together.
     Batch(Vec<(&'a str, Result<Message<'a>, DecodeError>)>),
 }

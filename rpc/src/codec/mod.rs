@@ -54,17 +54,17 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
     /// Returns the id at the start of an unreadable message; see [`id_at_start`].
     fn id_at_start(&self, head: &str, limits: &Limits) -> Option<CallId>;
 
-    /// Whether an unreadable message is an answer; see [`members_at_start`].
+    /// Whether an unreadable message is a response; see [`members_at_start`].
     fn is_response(&self, head: &str) -> bool;
 
     /// Returns the call of a chunk that begins with `head`.
-    /// Used where a chunk is not written as an answer.
+    /// Used where a chunk is not written as a response.
     fn chunk_at_start(&self, head: &str, limits: &Limits) -> Option<CallId> {
         let _ = (head, limits);
         None
     }
 
-    /// Writes a call; without an id the caller wants no answer.
+    /// Writes a call; without an id the caller wants no response.
     fn call(
         &self,
         id: Option<i64>,
@@ -186,7 +186,7 @@ pub trait ControlPolicy: Send + Sync + 'static {
     /// The call is of this action and was made in the context `of`.
     fn owns(&self, context: Option<&str>, action: &str, of: Option<&str>) -> bool;
 
-    /// Answers [`Control::Other`]. The answer to a success is an empty object.
+    /// Answers [`Control::Other`]. The response to a success is an empty object.
     fn other(&self, name: &str, data: &str) -> Result<(), RpcError>;
 }
 

@@ -46,7 +46,7 @@ impl Engine {
         info.is_some_and(|info| policy.owns(context, info.action, info.context.as_deref()))
     }
 
-    /// Executes a control message and returns the answer, if the peer wants one.
+    /// Executes a control message and returns the response, if the peer wants one.
     fn execute_control(
         self: &Arc<Self>,
         reply_to: Option<&CallId>,

@@ -94,7 +94,7 @@ impl Engine {
             self.stop(CloseReason::Denied, DENIED_FLUSH);
             return self.push_now(text);
         }
-        // An oversized answer or chunk of the peer ends the call that waits for it.
+        // An oversized response or chunk of the peer ends the call that waits for it.
         if codec.is_response(head) {
             if let Some(id) = id {
                 self.fail_call(id, error);
@@ -356,7 +356,7 @@ impl Engine {
         }
     }
 
-    /// Sends an answer, alone or as part of its batch. An empty text is no answer.
+    /// Sends a response, alone or as part of its batch. An empty text is no response.
     pub(super) fn reply(self: &Arc<Self>, text: String, batch: Option<&Arc<Batch>>) {
         let text = match batch {
             Some(batch) => batch.add(text, self.limits.message_bytes, String::new),
@@ -367,7 +367,7 @@ impl Engine {
         }
     }
 
-    /// Fails the call that waits for an answer or chunk that cannot be accepted.
+    /// Fails the call that waits for a response or chunk that cannot be accepted.
     /// Cancels it at the peer as well, because more chunks of a stream may follow.
     fn fail_call(self: &Arc<Self>, id: CallId, error: RpcError) {
         let is_stream = self.outgoing().is_stream(&id);
@@ -378,7 +378,7 @@ impl Engine {
     }
 
     /// Handles an unreadable text.
-    /// An unreadable answer or chunk ends the call that waits for it. The engine refuses any other text.
+    /// An unreadable response or chunk ends the call that waits for it. The engine refuses any other text.
     fn handle_decode_error(self: &Arc<Self>, codec: &dyn Codec, text: &str, failure: DecodeError) {
         let chunk = codec.chunk_at_start(text, &self.limits);
         if chunk.is_none() && !codec.is_response(text) {
@@ -421,7 +421,7 @@ impl Engine {
     }
 
     fn deliver(self: &Arc<Self>, id: &CallId, outcome: Result<Body, RpcError>, part: Part) {
-        // Requests of the codec itself have negative ids, and no call waits for their answers.
+        // Requests of the codec itself have negative ids, and no call waits for their responses.
         if matches!(id, CallId::Number(..0)) {
             return;
         }
@@ -429,7 +429,7 @@ impl Engine {
         match delivery {
             Delivery::Delivered => {}
             Delivery::Late => {
-                count(&self.counters.late_answers);
+                count(&self.counters.late_responses);
                 tracing::debug!(%id, "late response ignored");
             }
             Delivery::CreditExceeded => self.control(&Control::Cancel { id: id.clone() }),

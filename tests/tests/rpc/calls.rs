@@ -91,7 +91,7 @@ async fn a_notification_runs_without_an_answer(setup: Setup) {
         fixture.peer.call::<Probe>(&Empty {}).await.unwrap().notes == ["noted"]
     })
     .await;
-    assert_eq!(fixture.peer.stats().late_answers, 0);
+    assert_eq!(fixture.peer.stats().late_responses, 0);
 }
 
 async fn a_panic_is_that_calls_own(setup: Setup) {

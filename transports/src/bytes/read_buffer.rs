@@ -99,9 +99,9 @@ impl<R: AsyncRead + Unpin> ReadBuffer<R> {
     }
 
     /// Waits for more bytes; `false` at the end of the stream.
-    /// `begun` means that a part of a message has arrived, so the rest must arrive in time.
-    pub(crate) async fn fill(&mut self, begun: bool) -> Result<bool, ConnectionError> {
-        if begun {
+    /// `is_partial` means that a part of a message has arrived, so the rest must arrive in time.
+    pub(crate) async fn fill(&mut self, is_partial: bool) -> Result<bool, ConnectionError> {
+        if is_partial {
             self.deadline.start();
         }
         if self.start > 0 {
@@ -141,8 +141,8 @@ impl<R: AsyncRead + Unpin> ReadBuffer<R> {
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
         if self.bytes.capacity() - self.bytes.len() < MIN_READ {
             if self.bytes.len() < IDLE_CAPACITY {
-                let begun = std::mem::replace(&mut self.bytes, thread_buffers::take());
-                self.bytes.extend_from_slice(&begun);
+                let partial = std::mem::replace(&mut self.bytes, thread_buffers::take());
+                self.bytes.extend_from_slice(&partial);
             } else {
                 buffer_pool::reserve(&mut self.bytes, GROWTH);
             }
@@ -153,8 +153,8 @@ impl<R: AsyncRead + Unpin> ReadBuffer<R> {
     /// Returns the buffer while no bytes arrive; keeps a short partial message.
     fn release_if_idle(&mut self) {
         if self.bytes.len() < IDLE_CAPACITY && self.bytes.capacity() > IDLE_CAPACITY {
-            let begun = self.bytes.as_slice().to_vec();
-            thread_buffers::give_back(std::mem::replace(&mut self.bytes, begun));
+            let partial = self.bytes.as_slice().to_vec();
+            thread_buffers::give_back(std::mem::replace(&mut self.bytes, partial));
         }
     }
 }

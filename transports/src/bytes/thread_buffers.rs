@@ -36,7 +36,7 @@ pub(super) fn give_back(mut buffer: Vec<u8>) {
     }
 }
 
-/// Frees the spare buffers of this thread, at most 1 MiB.
+/// Frees the unused buffers of this thread, at most 1 MiB.
 /// Suits an idle process that shares its machine with many similar ones.
 pub fn free_thread_buffers() {
     POOL.with_borrow_mut(|pool| *pool = Vec::new());

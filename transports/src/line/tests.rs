@@ -176,7 +176,7 @@ async fn lines_that_are_no_messages_are_skipped_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_must_end_in_time_once_begun() {
+async fn a_line_must_end_in_time_once_started() {
     let (mut receive, mut far) = receiver(1024, &Limits::default());
     let begin = Instant::now();
     far.write_all(b"{").await.unwrap();

@@ -54,8 +54,8 @@ where
                 ));
             }
             Ok(None) => {
-                let begun = !read_buffer.buffered().is_empty();
-                if !read_buffer.fill(begun).await? {
+                let is_partial = !read_buffer.buffered().is_empty();
+                if !read_buffer.fill(is_partial).await? {
                     return Err(ConnectionError::Closed);
                 }
             }
@@ -128,7 +128,7 @@ fn read_request(
     Ok(Some((accept_key(key), size)))
 }
 
-/// Returns the answer to a refused request.
+/// Returns the response to a refused request.
 fn rejection_response(rejection: UpgradeRejection) -> String {
     let UpgradeRejection { status, reason } = rejection;
     let more = match status {
@@ -150,7 +150,7 @@ fn rejection_response(rejection: UpgradeRejection) -> String {
 #[error("the server refused the upgrade with status {0}")]
 pub struct UpgradeRefused(pub u16);
 
-/// Requests the upgrade and reads the answer.
+/// Requests the upgrade and reads the response.
 pub(super) async fn request<R, W>(
     read_buffer: &mut ReadBuffer<R>,
     write_buffer: &mut WriteBuffer<W>,
@@ -180,7 +180,7 @@ where
     write_buffer.buffer().extend_from_slice(request.as_bytes());
     write_buffer.flush().await?;
     loop {
-        if let Some(size) = read_answer(read_buffer.buffered(), &accept_key(&key))? {
+        if let Some(size) = read_response(read_buffer.buffered(), &accept_key(&key))? {
             read_buffer.consume(size);
             read_buffer.message_ended();
             return Ok(());
@@ -205,8 +205,8 @@ fn is_header(name: &str, value: &str) -> bool {
         && !value.bytes().any(|byte| byte.is_ascii_control())
 }
 
-/// Returns the length of the answer's head; `None` if it is incomplete.
-fn read_answer(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError> {
+/// Returns the length of the response's head; `None` if it is incomplete.
+fn read_response(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError> {
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut answer = Response::new(&mut headers);
     let size = match answer.parse(bytes) {

@@ -139,8 +139,8 @@ where
 
 /// Serves the upgrade on an accepted TCP stream, if `policy` admits the request.
 ///
-/// [`UpgradePolicy::new`] is the default policy: the paths `/rpc/ws` and `/`, no browser pages. The caller sets the timeout;
-/// without one, a client may delay its request indefinitely.
+/// [`UpgradePolicy::new`] is the default policy: the paths `/rpc/ws` and `/`, no browser pages. The caller sets the
+/// timeout; without one, a client may delay its request indefinitely.
 pub async fn accept(
     stream: TcpStream,
     limits: &Limits,
@@ -153,8 +153,8 @@ pub async fn accept(
 
 /// Wraps a stream on which an HTTP server or client has done the upgrade.
 ///
-/// The HTTP side must have checked `Origin`, `Host` and `Authorization` ([`accept_key`] gives the key for the answer).
-/// It passes every byte that came after the request.
+/// The HTTP side must have checked `Origin`, `Host` and `Authorization`, and passes every byte that came after the
+/// request. [`accept_key`] gives the key for the response.
 pub fn from_upgraded<S>(
     stream: S,
     role: Role,

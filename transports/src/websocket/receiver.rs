@@ -284,11 +284,12 @@ where
                     return Err(ConnectionError::Framing(violation.reason));
                 }
                 Found::Nothing => {
-                    let begun = self.message.is_some() || !self.read_buffer.buffered().is_empty();
-                    if !begun {
+                    let is_partial =
+                        self.message.is_some() || !self.read_buffer.buffered().is_empty();
+                    if !is_partial {
                         self.read_buffer.message_ended();
                     }
-                    if !self.read_buffer.fill(begun).await? {
+                    if !self.read_buffer.fill(is_partial).await? {
                         // An end without a close frame means that the peer vanished.
                         self.ended = true;
                         return Err(ConnectionError::Closed);

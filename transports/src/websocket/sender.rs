@@ -1,4 +1,4 @@
-//! Sending half, and the answers to control frames of the peer.
+//! Sending half, and the responses to control frames of the peer.
 
 use std::{
     collections::VecDeque,
@@ -167,7 +167,7 @@ pub struct Pinger<W> {
 }
 
 impl<W: AsyncWrite + Unpin + Send + 'static> Pinger<W> {
-    /// Sends a ping. The receiving half sees the answer while a task waits on it.
+    /// Sends a ping. The receiving half sees the response while a task waits on it.
     pub async fn ping(&self) -> Result<(), ConnectionError> {
         self.writer.ping().await
     }

@@ -246,7 +246,7 @@ async fn a_peer_that_vanishes_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_must_end_in_time_once_begun() {
+async fn a_message_must_end_in_time_once_started() {
     let ((_send, mut receive), mut far) = raw(Role::Server, &Limits::default());
     let begin = Instant::now();
     let trickle = tokio::spawn(async move {
@@ -275,7 +275,7 @@ async fn both_roles_exchange_messages_and_close_separately() {
     let (near, far) = UnixStream::pair().unwrap();
     let (mut send, mut receive) =
         Box::new(from_upgraded(near, Role::Client, &Limits::default())).split();
-    let (mut answer, mut asked) =
+    let (mut server_send, mut server_receive) =
         Box::new(from_upgraded(far, Role::Server, &Limits::default())).split();
     let messages: Vec<String> = [0, 125, 126, 65_535, 65_536, 1_000_000, 3]
         .iter()
@@ -291,15 +291,15 @@ async fn both_roles_exchange_messages_and_close_separately() {
         ));
     });
     let mut received = VecDeque::new();
-    while let Some(message) = asked.receive().await.unwrap() {
+    while let Some(message) = server_receive.receive().await.unwrap() {
         received.push_back(message);
-        received.extend(std::iter::from_fn(|| asked.receive_ready()));
+        received.extend(std::iter::from_fn(|| server_receive.receive_ready()));
     }
     client.await.unwrap();
     assert_eq!(received, messages);
     let server = tokio::spawn(async move {
-        answer.send_all(&mut received).await.unwrap();
-        answer.close().await.unwrap();
+        server_send.send_all(&mut received).await.unwrap();
+        server_send.close().await.unwrap();
     });
     for message in messages {
         assert_eq!(text(&mut *receive).await, message);
@@ -308,7 +308,7 @@ async fn both_roles_exchange_messages_and_close_separately() {
     server.await.unwrap();
 }
 
-/// Sends `request` to a server with `policy`; returns the first line of the answer.
+/// Sends `request` to a server with `policy`; returns the first line of the response.
 async fn status_of(request: &str, policy: &dyn CheckUpgrade) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap())

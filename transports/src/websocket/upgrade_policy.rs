@@ -55,9 +55,9 @@ impl<'a> UpgradeRequest<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("upgrade refused with status {status}: {reason}")]
 pub struct UpgradeRejection {
-    /// HTTP status of the answer.
+    /// HTTP status of the response.
     pub status: u16,
-    /// Text of the answer. It must not contain a secret.
+    /// Text of the response. It must not contain a secret.
     pub reason: &'static str,
 }
 

@@ -30,7 +30,7 @@ impl Authority {
     }
 }
 
-/// Whether a client with `tls` gets an answer from a listener with `server`.
+/// Whether a client with `tls` gets a response from a listener with `server`.
 async fn is_served(text: &str, server: &ServerTls, tls: ClientTls) -> Option<PeerInfo> {
     let options = ListenOptions {
         tls: Some(server.clone()),
