@@ -4,8 +4,8 @@
 
 use serde_json::{Value, json};
 
+mod decode_errors;
 mod properties;
-mod unreadable;
 
 use super::*;
 

@@ -143,6 +143,44 @@ fn leading_id(text: &str) -> Option<(CallId, &str)> {
     (digits.len() == 1 || !digits.starts_with('0')).then_some((id, rest))
 }
 
+fn invalid(id: Option<CallId>, message: &str) -> DecodeError {
+    DecodeError {
+        id,
+        error: RpcError::fault(Fault::InvalidMessage, message),
+    }
+}
+
+/// Decodes a message without a method.
+fn decode_response<'a>(
+    id: Option<CallId>,
+    result: Option<&'a RawValue>,
+    error: Option<WireError<'a>>,
+) -> Result<Message<'a>, DecodeError> {
+    let Some(id) = id else {
+        // The peer answers an unreadable message of this side with a null id.
+        return if error.is_some() {
+            Ok(Message::Ignored)
+        } else {
+            let rule = "method, id: both are missing; a message needs at least one";
+            Err(invalid(None, rule))
+        };
+    };
+    let outcome = match (result, error) {
+        (Some(result), None) => Ok(result.get()),
+        (None, Some(error)) => Err(error.read()),
+        _ => {
+            let rule = "method, result, error: exactly one must be present";
+            return Err(invalid(Some(id), rule));
+        }
+    };
+    Ok(Message::Response {
+        id,
+        outcome,
+        part: Part::Whole,
+        checked: true,
+    })
+}
+
 /// Decodes one message by parsing all of it.
 pub(super) fn decode_one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, DecodeError> {
     let envelope: Envelope<'a> = serde_json::from_str(text).map_err(|error| DecodeError {
@@ -152,48 +190,18 @@ pub(super) fn decode_one<'a>(text: &'a str, limits: &Limits) -> Result<Message<'
     let id = envelope
         .id
         .and_then(|id| CallId::from_token(id.get(), limits.id_bytes));
-    let invalid = |message: &str| DecodeError {
-        id: id.clone(),
-        error: RpcError::fault(Fault::InvalidMessage, message),
-    };
     if envelope.jsonrpc.as_deref() != Some("2.0") {
-        return Err(invalid("jsonrpc: must be \"2.0\""));
+        return Err(invalid(id, "jsonrpc: must be \"2.0\""));
     }
     let Some(action) = envelope.method else {
-        let Some(id) = id.clone() else {
-            // The peer answers an unreadable message of this side with a null id.
-            return if envelope.error.is_some() {
-                Ok(Message::Ignored)
-            } else {
-                Err(invalid(
-                    "method, id: both are missing; a message needs at least one",
-                ))
-            };
-        };
-        return match (envelope.result, envelope.error) {
-            (Some(result), None) => Ok(Message::Response {
-                id,
-                outcome: Ok(result.get()),
-                part: Part::Whole,
-                checked: true,
-            }),
-            (None, Some(error)) => Ok(Message::Response {
-                id,
-                outcome: Err(error.read()),
-                part: Part::Whole,
-                checked: true,
-            }),
-            _ => Err(invalid(
-                "method, result, error: exactly one must be present",
-            )),
-        };
+        return decode_response(id, envelope.result, envelope.error);
     };
     if envelope.id.is_some() && id.is_none() {
         let rule = format!(
             "id: must be a string or number of at most {} bytes (limit id_bytes)",
             limits.id_bytes
         );
-        return Err(invalid(&rule));
+        return Err(invalid(None, &rule));
     }
     let params = envelope.params.map_or("{}", RawValue::get);
     let bad_params = |of: &str, why: &dyn std::fmt::Display| {

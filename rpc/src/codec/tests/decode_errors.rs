@@ -1,4 +1,4 @@
-//! DecodeError messages: the fault of each, and the parts that are still known.
+//! Unreadable messages: the fault of each, and the parts that are still known.
 
 use super::*;
 
