@@ -19,8 +19,8 @@ use box_protocol::{CommandInfo, PerStream};
 use box_rpc::{
     Action, Call, Caller, Connection, ConnectionError, Handle, Limits, Options, Router, Session,
 };
-use box_transports::reconnecting::{Connector, Reconnecting, ReconnectOptions};
 use box_transports::queue;
+use box_transports::reconnecting::{Connector, ReconnectOptions, Reconnecting};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 

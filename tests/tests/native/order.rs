@@ -8,7 +8,7 @@ use box_protocol::actions::{
     FileWrite, PortChunk, PortOpen, PortSend, ShellCreate, ShellDelete, ShellRun,
 };
 use box_protocol::{Code, SpecDraft};
-use box_rpc::{Action, PendingCall, Peer};
+use box_rpc::{Action, Peer, PendingCall};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Fixture, Setup, Transport};
 use box_tests::machine::{params, printed};

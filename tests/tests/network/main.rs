@@ -16,7 +16,7 @@ use box_rpc::{
     Action, Call, Caller, Connection, Handle, Limits, Never, Options, Router, RpcError, Session,
 };
 use box_transports::line::Line;
-use box_transports::reconnecting::{Connector, Reconnecting, ReconnectOptions};
+use box_transports::reconnecting::{Connector, ReconnectOptions, Reconnecting};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use turmoil::net::{TcpListener, TcpStream};
@@ -196,7 +196,10 @@ fn run_network(seed: u64) {
             longest_wait: Duration::from_millis(20),
             ..ReconnectOptions::default()
         };
-        let link = Arc::new(Reconnecting::with_connector(fragile_connector(random.clone(), cuts), options));
+        let link = Arc::new(Reconnecting::with_connector(
+            fragile_connector(random.clone(), cuts),
+            options,
+        ));
         let callers = (0..CALLERS).map(|caller| {
             let (link, random, tries) = (Arc::clone(&link), random.clone(), Arc::clone(&tries));
             tokio::spawn(async move {

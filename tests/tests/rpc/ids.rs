@@ -65,7 +65,10 @@ async fn an_unexpected_answer_is_counted_and_ignored() {
         let peer = session.peer();
         raw.answer_with(4711, &json!({"text": "late"})).await;
         raw.answer_with(1, &json!({"text": "early"})).await;
-        eventually("both are counted", async || peer.stats().late_responses == 2).await;
+        eventually("both are counted", async || {
+            peer.stats().late_responses == 2
+        })
+        .await;
         let call = tokio::spawn(async move { peer.call::<Echo>(&Text::new("x")).await });
         let request = raw.receive().await;
         let id = request["id"]

@@ -10,7 +10,7 @@ use box_rpc::{
 use box_tests::actions::{Echo, Server as TestServer, Text, Who};
 use box_tests::fixture::TOKEN;
 use box_tests::wait::eventually;
-use box_transports::reconnecting::{Reconnecting, ReconnectOptions};
+use box_transports::reconnecting::{ReconnectOptions, Reconnecting};
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};
 use tokio::time::Instant;
