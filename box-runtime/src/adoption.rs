@@ -1,4 +1,17 @@
 //! Adopts the boxes of an earlier process.
+//!
+//! # Steps
+//! 1. The backend lists the boxes that it finds on disk, with the record of each
+//!    (`native/adopt.rs`). The runtime ignores a record that it cannot parse.
+//! 2. For each box, the runtime asks the backend to reach its agent, checks the agent's health and
+//!    applies the network policy of the record. It repeats this until the box answers or is known
+//!    to be dead.
+//! 3. A paused box runs while the runtime connects to its agent, and is paused again afterwards.
+//! 4. The runtime registers the box, with an actor, as running, paused or stopped. A box that has
+//!    not answered within five seconds is registered as unreachable; its actor keeps waiting.
+//! 5. The actor receives the exits of commands that ended while no server was running (`audit.rs`).
+//!
+//! Commands continue during all of this. An exec continues if its `on_disconnect` is `keep`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,15 +21,14 @@ use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxId, BoxState};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use crate::backend::{AdoptedBox, Backend, Reach};
-use crate::box_actor::entry::{BoxEntry, Mounts, Place, Record};
-use crate::box_actor::{Begin, RunningBox, Shared};
-use crate::registry::Ask;
-use crate::runtime::{BoxRuntime, unanswered};
+use crate::box_actor::entry::{BoxEntry, Location, Mounts, PersistedBox};
+use crate::box_actor::{ActorStart, RunningBox, Shared};
+use crate::registry::RegistryMessage;
+use crate::runtime::BoxRuntime;
 
 /// Maximum time that adopted agents may delay the start of a server.
 ///
@@ -28,13 +40,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The pending connection to an adopted box, or the reason that the box is dead.
-pub(crate) type Coming = BoxFuture<'static, Result<Box<RunningBox>, &'static str>>;
+pub(crate) type PendingReach = BoxFuture<'static, Result<Box<RunningBox>, &'static str>>;
 
 /// An adopted box that the runtime has not reached yet.
 pub(crate) struct Unreached {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) id: Uuid,
-    pub(crate) coming: Coming,
+    pub(crate) pending: PendingReach,
 }
 
 impl BoxRuntime {
@@ -46,7 +58,7 @@ impl BoxRuntime {
     pub async fn adopt(&self) -> Result<usize, BoxError> {
         let mut adopted = 0;
         for backend in &self.shared().config.backends {
-            let readable = |record: &str| Record::read(record).is_some();
+            let readable = |record: &str| PersistedBox::read(record).is_some();
             let found = backend.adopt(readable).await?;
             let all = found
                 .into_iter()
@@ -59,28 +71,28 @@ impl BoxRuntime {
 
     /// Adopts a box and returns whether its agent has answered.
     async fn adopt_one(&self, backend: &Arc<dyn Backend>, found: AdoptedBox) -> bool {
-        let Some(record) = Record::read(&found.record) else {
+        let Some(record) = PersistedBox::read(&found.record) else {
             return false;
         };
-        let was = Was {
+        let persisted = PersistedState {
             paused: record.paused,
             stopped: record.stopped,
             mounts: record.mounts.clone(),
         };
         let entry = Arc::new(BoxEntry::adopted(record, backend.name()));
-        let place = Place {
+        let location = Location {
             backend: Arc::clone(backend),
             id: found.id,
         };
-        let of = (Arc::clone(&entry), place);
-        let mut coming = reach(self.shared_arc(), of, was).boxed();
-        let (begin, kind, message) = match timeout(READY_WITHIN, &mut coming).await {
-            Ok(Ok(living)) => (Begin::In(living), "adopted", ""),
-            Ok(Err(gone)) => {
+        let of = (Arc::clone(&entry), location);
+        let mut pending = reach(self.shared_arc(), of, persisted).boxed();
+        let (begin, kind, message) = match timeout(READY_WITHIN, &mut pending).await {
+            Ok(Ok(running)) => (ActorStart::Running(running), "adopted", ""),
+            Ok(Err(reason)) => {
                 let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
-                tracing::info!(%owner, %box_id, backend_id = %found.id, gone, "a box of an earlier process is gone");
-                self.shared().events.tell(&entry, "failed", gone);
-                self.shared().ends.ended(&entry, gone);
+                tracing::info!(%owner, %box_id, backend_id = %found.id, reason, "box of an earlier process is dead");
+                self.shared().events.record(&entry, "failed", reason);
+                self.shared().ended_boxes.record(&entry, reason);
                 return false;
             }
             Err(_) => {
@@ -88,53 +100,50 @@ impl BoxRuntime {
                 let unreached = Unreached {
                     backend: Arc::clone(backend),
                     id: found.id,
-                    coming,
+                    pending,
                 };
-                let begin = Begin::Reaching(Box::new(unreached));
-                (begin, "unreachable", "its agent does not answer")
+                let begin = ActorStart::Unreached(Box::new(unreached));
+                (begin, "unreachable", "its agent has not answered")
             }
         };
-        let answered = matches!(begin, Begin::In(_));
-        match self.enter_table(&entry, begin).await {
+        let answered = matches!(begin, ActorStart::Running(_));
+        match self.register(&entry, begin).await {
             Ok(()) => {
-                self.shared().events.tell(&entry, kind, message);
+                self.shared().events.record(&entry, kind, message);
                 answered
             }
             Err(error) => {
                 let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
-                tracing::warn!(%owner, %box_id, backend_id = %found.id, %error, "a box cannot be taken over and is ended");
+                tracing::warn!(%owner, %box_id, backend_id = %found.id, %error, "cannot adopt a box; ending it");
                 self.end(backend, found.id).await;
                 false
             }
         }
     }
 
-    async fn enter_table(&self, entry: &Arc<BoxEntry>, begin: Begin) -> Result<(), BoxError> {
-        let (reply, answer) = oneshot::channel();
+    async fn register(&self, entry: &Arc<BoxEntry>, begin: ActorStart) -> Result<(), BoxError> {
         let entry = Arc::clone(entry);
-        self.send(Ask::Adopt {
+        let adopt = |reply| RegistryMessage::Adopt {
             entry,
             begin,
             reply,
-        })
-        .await?;
-        match answer.await {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(BoxError::conflict("there is another box of this id")),
-            Err(_) => Err(unanswered()),
+        };
+        if self.query(adopt).await? {
+            return Ok(());
         }
+        Err(BoxError::conflict("another box has this id"))
     }
 
     async fn end(&self, backend: &Arc<dyn Backend>, id: Uuid) {
         let stopped = timeout(self.shared().config.stop_timeout, backend.stop(id)).await;
         if !matches!(stopped, Ok(Ok(()))) {
-            tracing::error!(backend_id = %id, "the box was not stopped");
+            tracing::error!(backend_id = %id, "cannot stop the box");
         }
     }
 }
 
 /// The state of a box according to its record.
-struct Was {
+struct PersistedState {
     paused: bool,
     stopped: bool,
     mounts: Mounts,
@@ -143,28 +152,28 @@ struct Was {
 /// Connects to the agent of a box, without a time limit.
 async fn reach(
     shared: Arc<Shared>,
-    (entry, place): (Arc<BoxEntry>, Place),
-    was: Was,
+    (entry, location): (Arc<BoxEntry>, Location),
+    persisted: PersistedState,
 ) -> Result<Box<RunningBox>, &'static str> {
     let mut pause = FIRST_PAUSE;
     loop {
-        match try_to_reach(&shared, &entry, &place, &was.mounts).await {
-            Ok(Ok(living)) => {
+        match try_to_reach(&shared, &entry, &location, &persisted.mounts).await {
+            Ok(Ok(running)) => {
                 // The box ran while the runtime connected to its agent. If it cannot be paused
                 // again, it keeps running.
                 let limit = shared.config.probe_timeout;
-                let frozen = was.paused && living.freeze(limit, true).await.is_ok();
+                let frozen = persisted.paused && running.freeze(limit, true).await.is_ok();
                 entry.reached(match frozen {
                     true => BoxState::Paused,
-                    false if was.stopped => BoxState::Stopped,
+                    false if persisted.stopped => BoxState::Stopped,
                     false => BoxState::Running,
                 });
-                return Ok(Box::new(living));
+                return Ok(Box::new(running));
             }
-            Ok(Err(gone)) => return Err(gone),
+            Ok(Err(reason)) => return Err(reason),
             Err(error) => {
                 let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
-                tracing::warn!(%owner, %box_id, %error, "a box cannot be reached and is tried again");
+                tracing::warn!(%owner, %box_id, %error, "cannot reach a box; retrying");
             }
         }
         sleep(pause).await;
@@ -175,40 +184,44 @@ async fn reach(
 async fn try_to_reach(
     shared: &Shared,
     entry: &Arc<BoxEntry>,
-    place: &Place,
+    location: &Location,
     mounts: &Mounts,
 ) -> Result<Result<RunningBox, &'static str>, BoxError> {
-    let started = match place.backend.reach(place.id).await? {
-        Reach::Here(started) => started,
-        Reach::Gone(why) => return Ok(Err(why)),
+    let started = match location.backend.reach(location.id).await? {
+        Reach::Alive(started) => started,
+        Reach::Dead(why) => return Ok(Err(why)),
     };
-    let way = (started.connection, started.shm);
-    let (of, health) = ((&place.backend, place.id), AgentHealthParams::default());
-    let living = RunningBox::meet(shared, of, way, &health).await?;
-    let met = entry.is_at(place.clone(), mounts.clone());
-    met.inspect_err(|_| entry.is_gone())?;
-    Ok(Ok(living))
+    let connection = (started.connection, started.shm);
+    let (of, health) = (
+        (&location.backend, location.id),
+        AgentHealthParams::default(),
+    );
+    let running = RunningBox::connect(shared, of, connection, &health).await?;
+    let located = entry.set_location(location.clone(), mounts.clone());
+    located.inspect_err(|_| entry.clear_location())?;
+    Ok(Ok(running))
 }
 
 /// The error of a call to an unreachable box.
 pub(crate) fn unreachable(id: &BoxId) -> BoxError {
-    let message = format!("box {id} does not answer; try again later, or delete it with force");
+    let message =
+        format!("box {id}: its agent has not answered; try again later, or delete it with force");
     BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
 }
 
 impl BoxEntry {
     /// Marks the box as unreachable, because its agent has not answered yet.
     fn unreachable(&self) {
-        self.access.shut(unreachable(&self.spec.box_id));
-        let mut live = self.live();
-        live.state = BoxState::Unreachable;
-        live.reason = Some("its agent does not answer".to_owned());
+        self.access.close(unreachable(&self.spec.box_id));
+        let mut status = self.status();
+        status.state = BoxState::Unreachable;
+        status.reason = Some("its agent has not answered".to_owned());
     }
 
     /// Marks the box as reached, in this state.
     fn reached(&self, state: BoxState) {
-        let mut live = self.live();
-        live.state = state;
-        live.reason = None;
+        let mut status = self.status();
+        status.state = state;
+        status.reason = None;
     }
 }

@@ -19,17 +19,17 @@ use crate::box_actor::entry::BoxEntry;
 /// Maximum number of earlier exits that an adopted agent may report.
 ///
 /// An agent stores fewer than that.
-const EARLIER_MAX: u64 = 4096;
+const MAX_EARLIER: u64 = 4096;
 
 /// Pause after an agent has reported more exits than the runtime expects.
-const REBUKE: Duration = Duration::from_secs(1);
+const EXCESS_PAUSE: Duration = Duration::from_secs(1);
 
 /// The audit of one box's commands, for the lifetime of its agent.
 #[derive(Clone, Default)]
-pub(crate) struct Audit(Arc<Heard>);
+pub(crate) struct Audit(Arc<ExitTracker>);
 
 #[derive(Default)]
-struct Heard {
+struct ExitTracker {
     listening: AtomicBool,
     /// Commands without a reported exit. The agent cannot report more exits.
     open: AtomicU64,
@@ -39,7 +39,7 @@ struct Heard {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Earlier {
     open: u64,
-    unheard: u64,
+    unreported: u64,
 }
 
 impl Earlier {
@@ -47,8 +47,8 @@ impl Earlier {
         // Agents of older versions count only running commands.
         let open = health.open.max(health.running.len() as u64);
         Self {
-            open: open.min(EARLIER_MAX),
-            unheard: health.unheard.min(EARLIER_MAX),
+            open: open.min(MAX_EARLIER),
+            unreported: health.unheard.min(MAX_EARLIER),
         }
     }
 }
@@ -56,10 +56,10 @@ impl Earlier {
 impl Audit {
     /// Receives the exits of commands that an earlier runtime has started.
     pub(crate) fn resume(&self, earlier: Earlier, agent: &Peer, entry: &Arc<BoxEntry>) {
-        let Earlier { open, unheard } = earlier;
-        if open + unheard > 0 && !self.0.listening.load(Ordering::Relaxed) {
-            self.0.open.fetch_add(open + unheard, Ordering::Relaxed);
-            self.listen(unheard, agent, entry);
+        let Earlier { open, unreported } = earlier;
+        if open + unreported > 0 && !self.0.listening.load(Ordering::Relaxed) {
+            self.0.open.fetch_add(open + unreported, Ordering::Relaxed);
+            self.listen(unreported, agent, entry);
         }
     }
 
@@ -67,7 +67,7 @@ impl Audit {
     pub(crate) fn started(
         &self,
         caller: &str,
-        asked: &AgentStartParams,
+        agent_params: &AgentStartParams,
         agent: &Peer,
         entry: &Arc<BoxEntry>,
     ) {
@@ -76,8 +76,8 @@ impl Audit {
             caller,
             owner = &*entry.owner,
             box_id = entry.spec.box_id.as_str(),
-            command_id = asked.command_id.as_str(),
-            role = ?asked.role,
+            command_id = agent_params.command_id.as_str(),
+            role = ?agent_params.role,
             "started"
         );
         self.expect(agent, entry);
@@ -85,14 +85,14 @@ impl Audit {
 
     /// Logs that the agent refused a command, or already had one with this id.
     pub(crate) fn not_started(&self, id: &CommandId, why: Option<&BoxError>, entry: &BoxEntry) {
-        self.takes();
+        self.take_expected();
         tracing::info!(
             target: "box_runtime::audit",
             owner = &*entry.owner,
             box_id = entry.spec.box_id.as_str(),
             command_id = id.as_str(),
             code = why.map(|why| why.code().as_str()),
-            "{}", if why.is_some() { "not started" } else { "was there already" }
+            "{}", if why.is_some() { "not started" } else { "already exists" }
         );
     }
 
@@ -102,15 +102,15 @@ impl Audit {
         self.listen(0, agent, entry);
     }
 
-    fn listen(&self, unheard: u64, agent: &Peer, entry: &Arc<BoxEntry>) {
+    fn listen(&self, unreported: u64, agent: &Peer, entry: &Arc<BoxEntry>) {
         if !self.0.listening.swap(true, Ordering::Relaxed) {
             let (agent, entry) = (agent.clone(), Arc::clone(entry));
-            tokio::spawn(hear(self.clone(), unheard, agent, entry));
+            tokio::spawn(receive_exits(self.clone(), unreported, agent, entry));
         }
     }
 
     /// Takes one expected exit. Returns false if none is left.
-    fn takes(&self) -> bool {
+    fn take_expected(&self) -> bool {
         let less = |open: u64| open.checked_sub(1);
         let open = &self.0.open;
         open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
@@ -120,55 +120,55 @@ impl Audit {
 
 /// Receives exits from the agent and writes them to the audit log.
 ///
-/// The first `unheard` exits happened before this runtime connected to the agent. Each call
+/// The first `unreported` exits happened before this runtime connected to the agent. Each call
 /// acknowledges the exits that are logged, so that the agent does not send them again. If this
 /// process is killed in between, the next process logs them again.
-async fn hear(audit: Audit, mut unheard: u64, agent: Peer, entry: Arc<BoxEntry>) {
-    let mut asked = AgentEndsParams::default();
-    let mut met = false;
-    while let Ok(told) = agent.call::<AgentEnds>(&asked).await {
-        let next = told.first.checked_add(told.ends.len() as u64);
-        let next = next.filter(|next| *next > asked.heard && !told.ends.is_empty());
+async fn receive_exits(audit: Audit, mut unreported: u64, agent: Peer, entry: Arc<BoxEntry>) {
+    let mut params = AgentEndsParams::default();
+    let mut has_answer = false;
+    while let Ok(answer) = agent.call::<AgentEnds>(&params).await {
+        let next = answer.first.checked_add(answer.ends.len() as u64);
+        let next = next.filter(|next| *next > params.heard && !answer.ends.is_empty());
         let Some(next) = next else {
             let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
-            tracing::warn!(target: "box_runtime", %owner, %box_id, "the box's agent tells of the same ends twice");
+            tracing::warn!(target: "box_runtime", %owner, %box_id, "agent reported the same exits twice");
             break;
         };
-        if met && told.first > asked.heard {
-            lost(&entry, told.first - asked.heard);
+        if has_answer && answer.first > params.heard {
+            log_unobserved(&entry, answer.first - params.heard);
         }
-        met = true;
-        let mut believed = true;
-        for end in &told.ends {
-            believed &= audit.takes();
-            if !believed {
+        has_answer = true;
+        let mut expected = true;
+        for end in &answer.ends {
+            expected &= audit.take_expected();
+            if !expected {
                 break;
             }
-            finished(&entry, end, unheard > 0);
-            unheard = unheard.saturating_sub(1);
+            log_finished(&entry, end, unreported > 0);
+            unreported = unreported.saturating_sub(1);
         }
-        asked.heard = next;
-        if !believed {
-            tokio::time::sleep(REBUKE).await;
+        params.heard = next;
+        if !expected {
+            tokio::time::sleep(EXCESS_PAUSE).await;
         }
     }
     let left = audit.0.open.load(Ordering::Relaxed);
     if left > 0 {
-        lost(&entry, left);
+        log_unobserved(&entry, left);
     }
 }
 
-fn lost(entry: &BoxEntry, commands: u64) {
+fn log_unobserved(entry: &BoxEntry, commands: u64) {
     tracing::info!(
         target: "box_runtime::audit",
         owner = &*entry.owner,
         box_id = entry.spec.box_id.as_str(),
         commands,
-        "ended with their box, or unheard"
+        "exit not observed"
     );
 }
 
-fn finished(entry: &BoxEntry, end: &AgentEnd, adopted: bool) {
+fn log_finished(entry: &BoxEntry, end: &AgentEnd, adopted: bool) {
     tracing::info!(
         target: "box_runtime::audit",
         owner = &*entry.owner,

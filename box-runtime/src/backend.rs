@@ -50,7 +50,7 @@ pub trait Backend: Send + Sync + 'static {
             return Ok(());
         }
         Err(BoxError::unsupported(
-            "network.policy: this backend has no policy for all boxes",
+            "network.policy: this backend does not support it",
         ))
     }
 
@@ -68,13 +68,15 @@ pub trait Backend: Send + Sync + 'static {
     /// The runtime calls this only with [`Capabilities::adds_mounts`].
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
         let _ = (id, mounts);
-        Err(BoxError::unsupported("mounts cannot be added to a box"))
+        Err(BoxError::unsupported(
+            "extra_mounts: this backend cannot add mounts to a running box",
+        ))
     }
 
     /// Returns why a box ended unexpectedly, if the backend knows the reason.
     ///
     /// The runtime calls this after it lost the connection to the agent.
-    fn why_gone(&self, id: Uuid) -> Option<BoxError> {
+    fn end_reason(&self, id: Uuid) -> Option<BoxError> {
         let _ = id;
         None
     }
@@ -85,7 +87,7 @@ pub trait Backend: Send + Sync + 'static {
     fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
         let _ = id;
         Err(BoxError::unsupported(
-            "this backend does not count what its boxes use",
+            "this backend does not measure the usage of its boxes",
         ))
     }
 
@@ -100,7 +102,7 @@ pub trait Backend: Send + Sync + 'static {
             return Ok(());
         }
         Err(BoxError::unsupported(
-            "this backend keeps no policy for the network of its boxes",
+            "network_policy: this backend does not support it",
         ))
     }
 
@@ -116,7 +118,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// The runtime that [adopts](Self::adopt) the box reads the record. The runtime calls this only
     /// with [`Capabilities::outlive`].
-    fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
+    fn persist(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
         let _ = (id, record);
         Ok(())
     }
@@ -137,7 +139,7 @@ pub trait Backend: Send + Sync + 'static {
     /// [`stop`](Self::stop).
     async fn reach(&self, id: Uuid) -> Result<Reach, BoxError> {
         let _ = id;
-        Ok(Reach::Gone("this backend adopts no boxes"))
+        Ok(Reach::Dead("this backend adopts no boxes"))
     }
 
     /// Ends all processes of a box and frees its resources.
@@ -154,7 +156,7 @@ pub struct Capabilities {
     pub network: bool,
     /// The backend can add mounts to a running box.
     pub adds_mounts: bool,
-    /// Boxes outlive this process, with the records [kept](Backend::keep) with them.
+    /// Boxes outlive this process, with the records [persisted](Backend::persist) with them.
     pub outlive: bool,
 }
 
@@ -288,7 +290,7 @@ impl<'a> StartRequest<'a> {
     }
 
     /// Returns whether the spec lists this feature as best effort.
-    pub fn does_without(&self, primitive: &str) -> bool {
+    pub fn is_best_effort(&self, primitive: &str) -> bool {
         let best_effort = self.spec.best_effort.iter().flatten();
         best_effort.into_iter().any(|name| name == primitive)
     }
@@ -353,7 +355,7 @@ impl fmt::Debug for StartedBox {
     }
 }
 
-/// Returns whether the runtime can parse a record [kept](Backend::keep) earlier.
+/// Returns whether the runtime can parse a record [persisted](Backend::persist) earlier.
 pub type Readable = fn(&str) -> bool;
 
 /// A box that may have outlived the process that created it.
@@ -361,7 +363,7 @@ pub type Readable = fn(&str) -> bool;
 pub struct AdoptedBox {
     /// The internal id of the box.
     pub id: Uuid,
-    /// The record that was last [kept](Backend::keep) with the box.
+    /// The record that was last [persisted](Backend::persist) with the box.
     pub record: String,
 }
 
@@ -369,9 +371,9 @@ pub struct AdoptedBox {
 #[derive(Debug)]
 pub enum Reach {
     /// The box is running; the value holds the connection to its agent.
-    Here(StartedBox),
+    Alive(StartedBox),
     /// The box is dead, for this reason. The backend has freed its resources.
-    Gone(&'static str),
+    Dead(&'static str),
 }
 
 /// The differences between a box and its request.

@@ -7,32 +7,32 @@ use box_rpc::Caller;
 ///
 /// A box belongs to the caller that created it. It does not exist for other callers, except for
 /// those that see all boxes.
-pub(crate) trait Rights {
+pub(crate) trait Visibility {
     /// Returns whether the caller sees all boxes and may ask the server to exit.
-    fn sees_all(&self) -> bool;
+    fn can_see_all(&self) -> bool;
 
     /// Returns whether boxes of this owner are visible to the caller.
-    fn sees(&self, owner: &str) -> bool;
+    fn can_see(&self, owner: &str) -> bool;
 
     /// Returns the id of a box for this caller: `ID@OWNER` for other owners' boxes.
     ///
     /// The result is `None` if that is longer than an id may be.
-    fn knows(&self, owner: &str, id: &BoxId) -> Option<BoxId>;
+    fn id_for(&self, owner: &str, id: &BoxId) -> Option<BoxId>;
 }
 
-impl Rights for Caller {
-    fn sees_all(&self) -> bool {
+impl Visibility for Caller {
+    fn can_see_all(&self) -> bool {
         match self {
             Self::Local => true,
             Self::Token(_) | Self::Certificate | Self::Loopback | Self::Anonymous => false,
         }
     }
 
-    fn sees(&self, owner: &str) -> bool {
-        self.sees_all() || &*self.name() == owner
+    fn can_see(&self, owner: &str) -> bool {
+        self.can_see_all() || &*self.name() == owner
     }
 
-    fn knows(&self, owner: &str, id: &BoxId) -> Option<BoxId> {
+    fn id_for(&self, owner: &str, id: &BoxId) -> Option<BoxId> {
         if &*self.name() == owner {
             return Some(id.clone());
         }
@@ -54,14 +54,14 @@ mod tests {
             Caller::Anonymous,
         ];
         for (at, caller) in others.iter().enumerate() {
-            assert!(Caller::Local.sees(&caller.name()));
+            assert!(Caller::Local.can_see(&caller.name()));
             assert!(
-                !caller.sees_all() && !caller.sees(&Caller::Local.name()),
+                !caller.can_see_all() && !caller.can_see(&Caller::Local.name()),
                 "{caller}"
             );
             for (other_at, other) in others.iter().enumerate() {
                 assert_eq!(
-                    caller.sees(&other.name()),
+                    caller.can_see(&other.name()),
                     at == other_at,
                     "{caller} {other}"
                 );

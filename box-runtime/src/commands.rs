@@ -1,7 +1,16 @@
 //! `command.*`: forwards calls about commands to the agent that runs them.
 //!
-//! The agent owns the commands. The runtime finds them, applies the defaults of the box, and
-//! answers the callers.
+//! # Steps of `command.start`
+//! 1. The handler acquires the agent of the box, past the queue of execs (`data_plane.rs`).
+//! 2. `start.rs` fills in the defaults of the box: environment, directory, user and shell.
+//! 3. The agent registers the command id, so that a repeated start finds the running command, and
+//!    starts the process.
+//! 4. With `attach`, the call lasts until reading ends. The output goes through `output.rs`. Without
+//!    it, the call returns when the process has started.
+//! 5. `audit.rs` logs the start and the exit, with or without a reader.
+//!
+//! The agent owns the commands, so they continue without a runtime. `command.attach` reads the
+//! output of a command from any offset that the agent still has.
 
 use box_protocol::actions::{
     AgentInput, AgentInputParams, AgentKill, AgentKillParams, AgentList, AgentListParams,
@@ -18,9 +27,9 @@ use uuid::Uuid;
 
 use crate::box_actor::agent_access::AgentLease;
 use crate::box_actor::agent_violation;
-use crate::data_plane::ask;
-use crate::handlers::{forwarded, plain, streamed};
-use crate::order::Queued;
+use crate::call_order::OrderTicket;
+use crate::data_plane::call_agent;
+use crate::handlers::{forwarded, plain, streaming};
 use crate::output::OutputView;
 use crate::runtime::BoxRuntime;
 use crate::start::Reader;
@@ -42,35 +51,35 @@ impl BoxRuntime {
         params: CommandStartParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.enter(caller, &params.box_id).await?;
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
-        let asked = lease.outcome(Box::pin(lease.command(params))).await?;
-        self.begin(&lease, asked, order, attach).await
+        let agent_params = lease.outcome(Box::pin(lease.command(params))).await?;
+        self.begin(&lease, agent_params, ticket, attach).await
     }
 
     /// Starts a command with the configured retention time.
     pub(crate) async fn begin(
         &self,
         lease: &AgentLease,
-        mut asked: AgentStartParams,
-        order: Queued,
+        mut agent_params: AgentStartParams,
+        ticket: OrderTicket,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
-        let kept = self.shared().config.command_retention.as_millis();
-        let kept = i64::try_from(kept).unwrap_or(i64::MAX);
-        asked.retain_ms.get_or_insert(kept);
-        if asked.keep
+        let retention = self.shared().config.command_retention.as_millis();
+        let retention = i64::try_from(retention).unwrap_or(i64::MAX);
+        agent_params.retain_ms.get_or_insert(retention);
+        if agent_params.keep
             || attach
                 .as_ref()
                 .is_none_or(|(_, it)| it.until.bytes.is_none())
         {
-            order.comes().await;
+            ticket.wait_turn().await;
             // Boxed to keep the futures small that start a command.
-            let starting = Box::pin(lease.start_audited(asked, order, attach));
+            let starting = Box::pin(lease.start_audited(agent_params, ticket, attach));
             return lease.outcome(starting).await;
         }
-        let rule = "needs on_disconnect keep: the command outlives its reader";
+        let rule = "requires on_disconnect keep, because the command outlives its reader";
         Err(Invalid::new("attach.until.bytes", rule).into())
     }
 
@@ -81,9 +90,9 @@ impl BoxRuntime {
         params: CommandAttachParams,
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.enter(caller, &params.box_id).await?;
-        let attached = Box::pin(lease.attach(params, order, chunks));
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire(caller, &params.box_id).await?;
+        let attached = Box::pin(lease.attach(params, ticket, chunks));
         lease.outcome(attached).await
     }
 
@@ -95,9 +104,11 @@ impl BoxRuntime {
         caller: &Caller,
         key: CommandKey,
     ) -> Result<CommandInfo, BoxError> {
-        let order = self.order(caller, &key.box_id, &key);
-        let lease = self.look(caller, &key.box_id).await?;
-        lease.outcome(lease.look(&key.command_id, order)).await
+        let ticket = self.order_ticket(caller, &key.box_id, &key);
+        let lease = self.acquire_readonly(caller, &key.box_id).await?;
+        lease
+            .outcome(lease.command_info(&key.command_id, ticket))
+            .await
     }
 
     /// Lists the commands of a box, oldest first.
@@ -108,7 +119,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandListParams,
     ) -> Result<CommandListResult, BoxError> {
-        let lease = self.look(caller, &params.box_id).await?;
+        let lease = self.acquire_readonly(caller, &params.box_id).await?;
         lease.outcome(lease.list(params)).await
     }
 
@@ -118,18 +129,18 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandInputParams,
     ) -> Result<CommandInputResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.enter(caller, &params.box_id).await?;
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire(caller, &params.box_id).await?;
         let bytes = params.data.as_ref().map_or(0, |data| data.len());
-        let _room = lease.carry(bytes)?;
-        let asked = AgentInputParams {
+        let _reserved = lease.reserve(bytes)?;
+        let agent_params = AgentInputParams {
             command_id: params.command_id,
             size: params.size,
             data: params.data,
             close: params.close,
         };
-        let asking = ask::<AgentInput>(&lease, &asked, order);
-        lease.outcome(asking).await
+        let calling = call_agent::<AgentInput>(&lease, &agent_params, ticket);
+        lease.outcome(calling).await
     }
 
     /// Sends a signal to a command, or kills it with all its child processes.
@@ -138,19 +149,19 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandKillParams,
     ) -> Result<CommandKillResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.enter(caller, &params.box_id).await?;
-        let asked = AgentKillParams {
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire(caller, &params.box_id).await?;
+        let agent_params = AgentKillParams {
             command_id: params.command_id,
             signal: params.signal,
             grace_ms: params.grace_ms.unwrap_or_default(),
             forget: params.forget,
         };
-        let asking = ask::<AgentKill>(&lease, &asked, order);
-        let told = lease.outcome(asking).await?;
+        let calling = call_agent::<AgentKill>(&lease, &agent_params, ticket);
+        let answer = lease.outcome(calling).await?;
         Ok(CommandKillResult {
-            info: lease.checked(told.info, &asked.command_id)?,
-            already: told.already,
+            info: lease.checked(answer.info, &agent_params.command_id)?,
+            already: answer.already,
         })
     }
 }
@@ -159,12 +170,12 @@ impl AgentLease {
     async fn attach(
         &self,
         params: CommandAttachParams,
-        order: Queued,
+        ticket: OrderTicket,
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
         let slot = self.slot().filter(|_| params.view != View::None);
         let output_view = OutputView::new(params.view, params.from, params.until.bytes, slot);
-        let asked = AgentOutputParams {
+        let agent_params = AgentOutputParams {
             command_id: params.command_id,
             from: params.from,
             view: params.view,
@@ -176,12 +187,12 @@ impl AgentLease {
             pty: params.pty,
             spool: output_view.slot(),
         };
-        order.comes().await;
+        ticket.wait_turn().await;
         let to = Reader::new(&chunks, None);
-        let id = &asked.command_id;
-        let reading = self.read::<AgentOutput>(&asked, order, output_view, id, to);
-        let (told, read) = reading.await?;
-        let info = self.checked(told.info, &asked.command_id)?;
+        let id = &agent_params.command_id;
+        let reading = self.read::<AgentOutput>(&agent_params, ticket, output_view, id, to);
+        let (answer, read) = reading.await?;
+        let info = self.checked(answer.info, &agent_params.command_id)?;
         Ok(CommandAttachResult { info, read })
     }
 
@@ -192,9 +203,9 @@ impl AgentLease {
                 && params.running.is_none_or(|wanted| running == wanted)
         };
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
-        let mut asked = AgentListParams::default();
+        let mut agent_params = AgentListParams::default();
         loop {
-            let page = self.call::<AgentList>(&asked).await?;
+            let page = self.call::<AgentList>(&agent_params).await?;
             let last = page.items.last().map(ListCursor::from);
             for mut info in page.items.into_iter().filter(&wanted) {
                 room = room.saturating_sub(info.about_bytes());
@@ -214,25 +225,28 @@ impl AgentLease {
                 return Ok(CommandListResult { items });
             }
             // An agent that repeats a page would make this loop endless.
-            if last.is_none() || last <= asked.after {
+            if last.is_none() || last <= agent_params.after {
                 return Err(BoxError::unavailable(agent_violation(
-                    "lists the same twice",
+                    "sent the same list page twice",
                 )));
             }
-            asked.after = last;
+            agent_params.after = last;
         }
     }
 
-    pub(crate) async fn look(
+    pub(crate) async fn command_info(
         &self,
         id: &CommandId,
-        order: Queued,
+        ticket: OrderTicket,
     ) -> Result<CommandInfo, BoxError> {
         let one = AgentListParams {
             command_id: Some(id.clone()),
             ..AgentListParams::default()
         };
-        let info = ask::<AgentList>(self, &one, order).await?.items.pop();
+        let info = call_agent::<AgentList>(self, &one, ticket)
+            .await?
+            .items
+            .pop();
         self.checked(info.map(Box::new), id)
     }
 
@@ -261,15 +275,8 @@ pub(crate) fn id_or_new(id: Option<CommandId>) -> Result<CommandId, BoxError> {
     })
 }
 
-impl Handle<CommandStart> for BoxRuntime {
-    async fn handle(
-        &self,
-        params: CommandStartParams,
-        call: Call<CommandStart>,
-    ) -> Result<CommandStartResult, BoxError> {
-        let caller = call.caller();
-        streamed(call, |chunks| self.start_command(&caller, params, chunks)).await
-    }
+streaming! {
+    CommandStart: start_command(CommandStartParams) -> CommandStartResult;
 }
 
 impl Handle<CommandAttach> for BoxRuntime {
@@ -281,7 +288,7 @@ impl Handle<CommandAttach> for BoxRuntime {
         let caller = call.caller();
         if call.chunks().is_none() {
             if params.until.bytes.is_some() {
-                let rule = "is counted in chunks; send credit";
+                let rule = "requires a call with chunks; send credit";
                 return Err(Invalid::new("until.bytes", rule).into());
             }
             // Without chunks the call waits for the exit and returns only the result.

@@ -1,4 +1,19 @@
-//! Calls that the agent of a box answers: found, ordered, forwarded, validated.
+//! Calls that the agent of a box answers: files and ports.
+//!
+//! # One call
+//! 1. The handler takes an order ticket, finds the entry of the box by caller and id, and resumes or
+//!    starts a box with `wake` in its lifetime.
+//! 2. It acquires an [`AgentLease`]: it waits while the box starts, and fails with the reason if the
+//!    box has ended. The lease counts as activity of the box.
+//! 3. It waits for its turn among the calls that name the same object, and sends the call directly
+//!    to the agent, past the queue of execs.
+//! 4. The agent opens files inside the box, beneath its root, with the rights of the guest. Data
+//!    above 4 KiB travels through shared memory (`file_transfer.rs`).
+//! 5. The runtime checks the type, size and offset of each chunk and forwards it with back-pressure.
+//!    Of an agent's error it keeps the code, a shortened message and the errno.
+//!
+//! `port.open` lasts as long as its connection, which the agent dials inside the box. `port.send`
+//! answers when its bytes are written. Dropping a call cancels it in the agent.
 
 use std::future::Future;
 
@@ -14,8 +29,8 @@ use tokio::sync::mpsc;
 
 use crate::box_actor::agent_access::{AgentLease, Purpose};
 use crate::box_actor::{agent_violation, agents_error};
+use crate::call_order::OrderTicket;
 use crate::handlers::forwarded;
-use crate::order::Queued;
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
@@ -28,32 +43,32 @@ pub trait DataPlane: Action<Params: Ordered> + Sized {
     fn box_id(params: &Self::Params) -> &BoxId;
 
     /// Returns whether a chunk is within the size limit.
-    fn fits(chunk: &Self::Chunk) -> bool;
+    fn is_within_limit(chunk: &Self::Chunk) -> bool;
 
     /// Returns the offset and length of a chunk of a file, which must be contiguous.
     #[doc(hidden)]
-    fn place(_: &Self::Chunk) -> Option<(u64, usize)> {
+    fn byte_range(_: &Self::Chunk) -> Option<(u64, usize)> {
         None
     }
 
     /// Returns the expected offset of the first chunk.
     #[doc(hidden)]
-    fn order(_: &Self::Params) -> Order {
-        Order::default()
+    fn first_offset(_: &Self::Params) -> NextOffset {
+        NextOffset::default()
     }
 
     /// Called for each forwarded chunk, to count its traffic.
     #[doc(hidden)]
-    fn passes(_: &AgentLease, _: &Self::Chunk) {}
+    fn count_traffic(_: &AgentLease, _: &Self::Chunk) {}
 
     /// Sends the call to the agent.
     #[doc(hidden)]
-    fn ask(
+    fn call(
         lease: &AgentLease,
         params: &Self::Params,
-        order: Queued,
+        ticket: OrderTicket,
     ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-        ask::<Self>(lease, params, order)
+        call_agent::<Self>(lease, params, ticket)
     }
 
     /// Sends the call to the agent and forwards its chunks.
@@ -61,10 +76,10 @@ pub trait DataPlane: Action<Params: Ordered> + Sized {
     fn stream(
         lease: &AgentLease,
         params: &Self::Params,
-        order: Queued,
+        ticket: OrderTicket,
         to: mpsc::Sender<Self::Chunk>,
     ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-        stream::<Self>(lease, params, order, to)
+        stream_from_agent::<Self>(lease, params, ticket, to)
     }
 }
 
@@ -74,19 +89,19 @@ pub trait DataPlane: Action<Params: Ordered> + Sized {
 /// offsets.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Order {
+pub struct NextOffset {
     /// The expected offset, if it is known.
     next: Option<u64>,
 }
 
-impl Order {
+impl NextOffset {
     /// Expects the first chunk at this offset.
     pub(crate) fn from(offset: u64) -> Self {
         Self { next: Some(offset) }
     }
 
     /// Checks that a chunk of this length may be at this offset.
-    pub(crate) fn follows(&mut self, offset: u64, bytes: usize) -> Result<(), BoxError> {
+    pub(crate) fn advance(&mut self, offset: u64, bytes: usize) -> Result<(), BoxError> {
         let is_next = self.next.is_none_or(|next| next == offset);
         let end = offset.checked_add(bytes as u64).filter(|_| is_next);
         let end = end.filter(|end| i64::try_from(*end).is_ok());
@@ -100,46 +115,49 @@ impl Order {
 /// Sends a call to the agent in one message, when its turn has come.
 ///
 /// Later calls do not wait for the answer.
-pub(crate) async fn ask<A: Action>(
+pub(crate) async fn call_agent<A: Action>(
     lease: &AgentLease,
     params: &A::Params,
-    order: Queued,
+    ticket: OrderTicket,
 ) -> Result<A::Result, BoxError> {
-    order.comes().await;
-    let asking = lease.agent.request::<A>(params).send();
-    let asked = lease.attended(asking).await?;
-    drop(order);
-    let answer = asked.map_err(agents_error)?.result();
-    lease.attended(answer).await?.map_err(agents_error)
+    ticket.wait_turn().await;
+    let sending = lease.agent.request::<A>(params).send();
+    let sent = lease.with_health_checks(sending).await?;
+    drop(ticket);
+    let answer = sent.map_err(agents_error)?.result();
+    lease
+        .with_health_checks(answer)
+        .await?
+        .map_err(agents_error)
 }
 
 /// Sends a call and forwards the chunks that the agent sends in messages.
-pub(crate) async fn stream<A: DataPlane>(
+pub(crate) async fn stream_from_agent<A: DataPlane>(
     lease: &AgentLease,
     params: &A::Params,
-    order: Queued,
+    ticket: OrderTicket,
     to: mpsc::Sender<A::Chunk>,
 ) -> Result<A::Result, BoxError> {
-    order.comes().await;
+    ticket.wait_turn().await;
     let request = lease.agent.request::<A>(params).credit(CREDIT);
-    let streaming = lease.attended(request.stream()).await?;
+    let streaming = lease.with_health_checks(request.stream()).await?;
     let mut chunks = streaming.map_err(agents_error)?;
-    drop(order);
-    let mut order = A::order(params);
-    let mut next = lease.attended(chunks.next()).await?;
+    drop(ticket);
+    let mut next_offset = A::first_offset(params);
+    let mut next = lease.with_health_checks(chunks.next()).await?;
     while let Some(chunk) = next {
         let chunk = chunk.map_err(agents_error)?;
-        if !A::fits(&chunk) {
+        if !A::is_within_limit(&chunk) {
             return Err(BoxError::unavailable(agent_violation(
-                "sent too large a chunk",
+                "sent a chunk beyond the size limit",
             )));
         }
-        if let Some((offset, bytes)) = A::place(&chunk) {
-            order.follows(offset, bytes)?;
+        if let Some((offset, bytes)) = A::byte_range(&chunk) {
+            next_offset.advance(offset, bytes)?;
         }
-        A::passes(lease, &chunk);
+        A::count_traffic(lease, &chunk);
         if to.send(chunk).await.is_err() {
-            return Err(BoxError::cancelled("the reader is gone"));
+            return Err(BoxError::cancelled("the reader has disconnected"));
         }
         next = chunks.next().await;
     }
@@ -157,9 +175,9 @@ impl BoxRuntime {
         caller: &Caller,
         params: &A::Params,
     ) -> Result<A::Result, BoxError> {
-        let order = self.order(caller, A::box_id(params), params);
-        let lease = self.enter(caller, A::box_id(params)).await?;
-        lease.outcome(A::ask(&lease, params, order)).await
+        let ticket = self.order_ticket(caller, A::box_id(params), params);
+        let lease = self.acquire(caller, A::box_id(params)).await?;
+        lease.outcome(A::call(&lease, params, ticket)).await
     }
 
     /// Forwards a call with chunks before its result, with back-pressure.
@@ -169,9 +187,9 @@ impl BoxRuntime {
         params: &A::Params,
         to: mpsc::Sender<A::Chunk>,
     ) -> Result<A::Result, BoxError> {
-        let order = self.order(caller, A::box_id(params), params);
-        let lease = self.enter(caller, A::box_id(params)).await?;
-        let streaming = A::stream(&lease, params, order, to);
+        let ticket = self.order_ticket(caller, A::box_id(params), params);
+        let lease = self.acquire(caller, A::box_id(params)).await?;
+        let streaming = A::stream(&lease, params, ticket, to);
         lease.outcome(streaming).await
     }
 
@@ -179,13 +197,21 @@ impl BoxRuntime {
     ///
     /// Does not count as activity and does not wake the box.
     pub async fn guest(&self, caller: &Caller, id: &BoxId) -> Result<GuestInfo, BoxError> {
-        let lease = self.look(caller, id).await?;
+        let lease = self.acquire_readonly(caller, id).await?;
         lease
-            .outcome(ask::<AgentGuest>(&lease, &Empty {}, Queued::none()))
+            .outcome(call_agent::<AgentGuest>(
+                &lease,
+                &Empty {},
+                OrderTicket::none(),
+            ))
             .await
     }
 
-    pub(crate) async fn enter(&self, caller: &Caller, id: &BoxId) -> Result<AgentLease, BoxError> {
+    pub(crate) async fn acquire(
+        &self,
+        caller: &Caller,
+        id: &BoxId,
+    ) -> Result<AgentLease, BoxError> {
         let entry = self.entry(caller, id).await?;
         if entry.access() == Access::WakeFirst {
             let wake = BoxTransitionParams {
@@ -194,12 +220,16 @@ impl BoxRuntime {
             };
             self.transition(caller, wake).await?;
         }
-        AgentLease::enter(entry, caller, Purpose::Use).await
+        AgentLease::acquire(entry, caller, Purpose::Use).await
     }
 
     /// Acquires the agent without waking the box and without counting as activity.
-    pub(crate) async fn look(&self, caller: &Caller, id: &BoxId) -> Result<AgentLease, BoxError> {
-        AgentLease::enter(self.entry(caller, id).await?, caller, Purpose::Look).await
+    pub(crate) async fn acquire_readonly(
+        &self,
+        caller: &Caller,
+        id: &BoxId,
+    ) -> Result<AgentLease, BoxError> {
+        AgentLease::acquire(self.entry(caller, id).await?, caller, Purpose::ReadOnly).await
     }
 }
 
@@ -232,21 +262,21 @@ macro_rules! data_plane {
 }
 
 /// Implements actions that the runtime forwards unchanged.
-macro_rules! as_they_are {
+macro_rules! forwarded_unchanged {
     ($($action:ty),*) => {$(
         impl DataPlane for $action {
             fn box_id(params: &Self::Params) -> &BoxId {
                 &params.box_id
             }
 
-            fn fits(chunk: &Never) -> bool {
+            fn is_within_limit(chunk: &Never) -> bool {
                 match *chunk {}
             }
         }
     )*};
 }
 
-as_they_are! {
+forwarded_unchanged! {
     FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir, FileAttributes
 }
 
@@ -255,16 +285,16 @@ impl DataPlane for PortOpen {
         &params.box_id
     }
 
-    fn fits(chunk: &PortChunk) -> bool {
+    fn is_within_limit(chunk: &PortChunk) -> bool {
         match chunk {
             PortChunk::ConnId(_) => true,
             PortChunk::Data(data) => data.len() <= MAX_CHUNK_BYTES,
         }
     }
 
-    fn passes(lease: &AgentLease, chunk: &PortChunk) {
+    fn count_traffic(lease: &AgentLease, chunk: &PortChunk) {
         if let PortChunk::Data(data) = chunk {
-            lease.has_sent(data.len());
+            lease.count_sent(data.len());
         }
     }
 }
@@ -274,19 +304,19 @@ impl DataPlane for PortSend {
         &params.box_id
     }
 
-    fn fits(chunk: &Never) -> bool {
+    fn is_within_limit(chunk: &Never) -> bool {
         match *chunk {}
     }
 
-    async fn ask(
+    async fn call(
         lease: &AgentLease,
         params: &Self::Params,
-        order: Queued,
+        ticket: OrderTicket,
     ) -> Result<Empty, BoxError> {
         let bytes = params.data.as_ref().map_or(0, |data| data.len());
-        let _room = lease.carry(bytes)?;
-        ask::<Self>(lease, params, order).await?;
-        lease.has_received(bytes);
+        let _reserved = lease.reserve(bytes)?;
+        call_agent::<Self>(lease, params, ticket).await?;
+        lease.count_received(bytes);
         Ok(Empty {})
     }
 }
@@ -305,20 +335,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_of_a_file_follow_on_each_other() {
-        let mut order = Order::from(10);
-        order.follows(10, 5).unwrap();
-        order.follows(15, 0).unwrap();
-        order.follows(15, 1).unwrap();
+    fn chunks_of_a_file_must_be_contiguous() {
+        let mut offset = NextOffset::from(10);
+        offset.advance(10, 5).unwrap();
+        offset.advance(15, 0).unwrap();
+        offset.advance(15, 1).unwrap();
         for elsewhere in [0, 15, 17, u64::MAX] {
-            let error = order.follows(elsewhere, 1).unwrap_err();
+            let error = offset.advance(elsewhere, 1).unwrap_err();
             assert_eq!(error.code(), Code::Unavailable, "{elsewhere}");
         }
-        assert!(Order::from(0).follows(4096, 1).is_err(), "not where asked");
+        assert!(
+            NextOffset::from(0).advance(4096, 1).is_err(),
+            "not at the requested offset"
+        );
         // Only the agent knows where a line begins, but no file has such an offset.
-        assert!(Order::default().follows(4096, 1).is_ok());
+        assert!(NextOffset::default().advance(4096, 1).is_ok());
         for too_far in [u64::MAX, i64::MAX as u64, u64::MAX - 4] {
-            assert!(Order::default().follows(too_far, 5).is_err(), "{too_far}");
+            assert!(
+                NextOffset::default().advance(too_far, 5).is_err(),
+                "{too_far}"
+            );
         }
     }
 }

@@ -1,8 +1,15 @@
 //! `box.exec`: finds or creates a box, runs a command, and returns its result.
 //!
-//! Execs of one box run one at a time. The actor of the box grants each exec a [`Turn`], which ends
-//! with a [`Finish`]. The task of the call starts the command as `command.start` does, so no output
-//! passes through the actor.
+//! # Steps
+//! 1. The registry finds the box of the caller and id, or creates it, and passes the request to the
+//!    actor of the box (`registry/mod.rs`).
+//! 2. The actor starts the box if necessary. Execs of one box run one at a time: the actor grants
+//!    each exec a [`Turn`], which ends with a [`Finish`].
+//! 3. The task of the call starts the command as `command.start` does (`start.rs`), so no output
+//!    passes through the actor.
+//! 4. The agent answers with the exit and at most 1 MiB of each stream, or streams the output.
+//! 5. The runtime validates the answer (`box_actor/validate.rs`) and finishes the turn. After a
+//!    timeout, the actor kills the command or deletes the box, as `on_timeout` says.
 //!
 //! A cancelled call drops its turn without a finish. The actor then makes sure that the command has
 //! ended before it grants the next turn.
@@ -23,11 +30,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 use crate::box_actor::agent_access::AgentLease;
-use crate::box_actor::{Exec, Failure, Meaning, Request, Shared, end_of, look_up};
-use crate::order::Queued;
-use crate::registry::Ask;
+use crate::box_actor::{CallConsequence, Exec, Failure, Request, Shared, checked_exit, read_slot};
+use crate::call_order::OrderTicket;
+use crate::registry::RegistryMessage;
 use crate::runtime::{BoxRuntime, unanswered, unsupported};
-use crate::start::{Answer, Deadline, Reply};
+use crate::start::{Deadline, ReplyMode, StartAnswer};
 
 /// Maximum bytes of each stream in a result. The result counts the rest.
 pub(crate) const OUTPUT_BYTES: usize = 1024 * 1024;
@@ -41,7 +48,8 @@ pub(crate) struct Turn {
 impl Drop for Turn {
     /// Reports a cancelled call. After a finish this changes nothing.
     fn drop(&mut self) {
-        self.lease.entry().lane.abandon(&self.command_id);
+        let current = &self.lease.entry().current_exec;
+        current.abandon(&self.command_id);
     }
 }
 
@@ -50,17 +58,17 @@ pub(crate) enum Finish {
     /// The box continues to run.
     Done,
     /// The command timed out, and the caller wants the box deleted.
-    DropBox(Settle),
+    DropBox(FinishReply),
     /// The command timed out, and the agent did not end it.
-    Overdue(OnTimeout, Settle),
+    Overdue(OnTimeout, FinishReply),
     /// The box is unusable, for this reason.
-    Broken(String, Settle),
+    Broken(String, FinishReply),
 }
 
 /// The channel for the actor's answer after it has handled a `Finish`.
 ///
 /// The answer is the scope that it killed because of a timeout, or the reason that the box failed.
-pub(crate) type Settle = oneshot::Sender<Result<Killed, BoxError>>;
+pub(crate) type FinishReply = oneshot::Sender<Result<Killed, BoxError>>;
 
 /// The command of an exec.
 struct ExecRequest {
@@ -71,13 +79,13 @@ struct ExecRequest {
 }
 
 /// How a command ended.
-enum Ran {
+enum ExecOutcome {
     Result(BoxExecutionResult),
     Silent(BoxExecutionResult),
     Refused(BoxError),
     Broken(String),
     /// The call is abandoned, and the actor ends the command.
-    GivenUp(BoxError),
+    Abandoned(BoxError),
 }
 
 impl BoxRuntime {
@@ -106,22 +114,25 @@ impl BoxRuntime {
         self.run(if until == Until::default() {
             ExecRequest::new(caller, self.max_boxes(), params, Some((view, chunks)))
         } else {
-            Err(unsupported("attach.until", "an exec is read to its end"))
+            Err(unsupported(
+                "attach.until",
+                "an exec is always read to its end",
+            ))
         })
     }
 
     fn run(
         &self,
-        asked: Result<(Request, Turns, Box<ExecRequest>), BoxError>,
+        prepared: Result<(Request, TurnReceiver, Box<ExecRequest>), BoxError>,
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
-        let (table, shared) = (self.table(), self.shared_arc());
+        let (registry, shared) = (self.registry(), self.shared_arc());
         async move {
-            let (work, turn, request) = asked?;
+            let (message, turn, request) = prepared?;
             let keeps = request.start.on_disconnect == OnDisconnect::Keep;
             let running = Box::pin(async move {
-                let sent = table.send(Ask::Request(work)).await;
+                let sent = registry.send(RegistryMessage::Request(message)).await;
                 // Dropped here so that the runtime can end while this exec runs.
-                drop(table);
+                drop(registry);
                 sent.map_err(|_| unanswered())?;
                 let turn = turn.await.map_err(|_| unanswered())??;
                 turn.run(request, &shared).await
@@ -135,7 +146,7 @@ impl BoxRuntime {
     }
 }
 
-type Turns = oneshot::Receiver<Result<Turn, BoxError>>;
+type TurnReceiver = oneshot::Receiver<Result<Turn, BoxError>>;
 
 impl ExecRequest {
     fn new(
@@ -143,7 +154,7 @@ impl ExecRequest {
         max_boxes: Option<usize>,
         params: BoxExecParams,
         output: Option<(View, mpsc::Sender<CommandChunk>)>,
-    ) -> Result<(Request, Turns, Box<Self>), BoxError> {
+    ) -> Result<(Request, TurnReceiver, Box<Self>), BoxError> {
         let names_directory = |directory: &str| !directory.trim().is_empty();
         let has_directory = params.spec.workdir.as_deref().is_some_and(names_directory);
         let mut spec = params.spec.build()?;
@@ -154,7 +165,7 @@ impl ExecRequest {
             }
             Some(program) if spec.cmd.is_empty() => program,
             Some(_) => {
-                let rule = "must not be given together with spec.cmd; give one of them";
+                let rule = "must not be set together with spec.cmd; set one of them";
                 return Err(Invalid::new("program", rule).into());
             }
         };
@@ -194,70 +205,70 @@ impl Turn {
         let on_timeout = request.on_timeout;
         let ran = self.command(request, shared).await;
         let entry = Arc::clone(self.lease.entry());
-        let tell = |kind: &str, message: &str| shared.events.tell(&entry, kind, message);
+        let record = |kind: &str, message: &str| shared.events.record(&entry, kind, message);
         match ran {
-            Ran::Result(mut result) => {
+            ExecOutcome::Result(mut result) => {
                 let timed_out = result.status == ExecutionStatus::TimedOut;
                 if timed_out {
-                    tell("timeout", "an exec took too long");
+                    record("timeout", "an exec timed out");
                 }
                 if result.oom {
-                    tell("oom", "an exec was killed for want of memory");
+                    record("oom", "an exec was killed: out of memory");
                 }
                 if timed_out && on_timeout == OnTimeout::DropBox {
                     // The box may have ended for another reason, which gives the same result.
-                    let _ = self.settled(Finish::DropBox).await;
+                    let _ = self.finish_and_wait(Finish::DropBox).await;
                     result.killed = Some(Killed::Box);
                     return Ok(result);
                 }
                 self.done();
                 Ok(result)
             }
-            Ran::Silent(mut result) => {
-                tell(
-                    "timeout",
-                    "an exec took too long, and was not ended in time",
-                );
-                let overdue = |settle| Finish::Overdue(on_timeout, settle);
-                result.killed = Some(self.settled(overdue).await.unwrap_or(Killed::Box));
+            ExecOutcome::Silent(mut result) => {
+                record("timeout", "an exec timed out, and its agent did not end it");
+                let overdue = |reply| Finish::Overdue(on_timeout, reply);
+                result.killed = Some(self.finish_and_wait(overdue).await.unwrap_or(Killed::Box));
                 Ok(result)
             }
-            Ran::Refused(error) => {
+            ExecOutcome::Refused(error) => {
                 self.done();
                 Err(error)
             }
-            Ran::Broken(reason) => {
-                let broken = |settle| Finish::Broken(reason, settle);
-                Err(match self.settled(broken).await {
+            ExecOutcome::Broken(reason) => {
+                let broken = |reply| Finish::Broken(reason, reply);
+                Err(match self.finish_and_wait(broken).await {
                     Err(why) => why,
-                    Ok(_) => entry.access.why_gone().await,
+                    Ok(_) => entry.access.wait_end_reason().await,
                 })
             }
-            Ran::GivenUp(error) => Err(error),
+            ExecOutcome::Abandoned(error) => Err(error),
         }
     }
 
     /// Finishes the turn of a command that has ended.
     fn done(self) {
         let entry = self.lease.entry();
-        entry.used(LaneStatus::Idle);
-        entry.lane.finish(&self.command_id, Finish::Done);
+        entry.set_used(LaneStatus::Idle);
+        entry.current_exec.finish(&self.command_id, Finish::Done);
     }
 
     /// Finishes the turn, and waits until the actor has handled it.
     ///
     /// If the box has ended already, the error contains the reason.
-    async fn settled(self, finish: impl FnOnce(Settle) -> Finish) -> Result<Killed, BoxError> {
-        let (settle, settled) = oneshot::channel();
+    async fn finish_and_wait(
+        self,
+        finish: impl FnOnce(FinishReply) -> Finish,
+    ) -> Result<Killed, BoxError> {
+        let (reply, handled) = oneshot::channel();
         let entry = Arc::clone(self.lease.entry());
-        entry.lane.finish(&self.command_id, finish(settle));
-        match settled.await {
-            Ok(settled) => settled,
-            Err(_) => Err(entry.access.why_gone().await),
+        entry.current_exec.finish(&self.command_id, finish(reply));
+        match handled.await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(entry.access.wait_end_reason().await),
         }
     }
 
-    async fn command(&self, request: Box<ExecRequest>, shared: &Arc<Shared>) -> Ran {
+    async fn command(&self, request: Box<ExecRequest>, shared: &Arc<Shared>) -> ExecOutcome {
         let ExecRequest {
             mut start,
             limit,
@@ -268,63 +279,69 @@ impl Turn {
         let box_id = start.box_id.clone();
         start.command_id = Some(self.command_id.clone());
         let preparing = lease.outcome(Box::pin(lease.command(start)));
-        let Ok(asked) = timeout(config.probe_timeout, preparing).await else {
-            return Ran::Refused(BoxError::timeout("defaults.env_file: not read in time"));
+        let Ok(agent_params) = timeout(config.probe_timeout, preparing).await else {
+            return ExecOutcome::Refused(BoxError::timeout("defaults.env_file: not read in time"));
         };
-        let mut asked = match asked {
-            Ok(asked) => asked,
-            Err(error) => return Ran::Refused(error),
+        let mut agent_params = match agent_params {
+            Ok(agent_params) => agent_params,
+            Err(error) => return ExecOutcome::Refused(error),
         };
-        asked.make_cwd = true;
+        agent_params.make_cwd = true;
         let reply = match &output {
-            Some((view, to)) => Reply::Streamed {
+            Some((view, to)) => ReplyMode::Streamed {
                 attach: AttachOptions {
                     view: *view,
                     until: Until::default(),
                 },
                 to,
             },
-            None => Reply::Collected {
+            None => ReplyMode::Collected {
                 bytes: OUTPUT_BYTES as u64,
             },
         };
-        let begun = Instant::now();
+        let started = Instant::now();
         let deadline = Deadline::after(limit, config.timeout_grace);
-        let answer = lease.start(asked, Queued::none(), reply, deadline).await;
+        let answer = lease
+            .start(agent_params, OrderTicket::none(), reply, deadline)
+            .await;
         let result = |exit| {
-            let backend = lease.entry().live().backend_name.clone();
-            let duration = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let backend = lease.entry().status().backend_name.clone();
+            let duration = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
             BoxExecutionResult::new(box_id, &*backend, exit, duration)
         };
         match answer {
             Ok(answer) => {
-                let exit = match end_of(&answer.told, &self.command_id) {
+                let exit = match checked_exit(&answer.command, &self.command_id) {
                     Ok(exit) => exit,
-                    Err(reason) => return Ran::Broken(reason),
+                    Err(reason) => return ExecOutcome::Broken(reason),
                 };
                 match result(exit) {
                     Ok(result) => match with_output(result, answer) {
-                        Ok(result) => Ran::Result(self.explained(result, limit)),
-                        Err(reason) => Ran::Broken(reason),
+                        Ok(result) => ExecOutcome::Result(self.with_kill_reason(result, limit)),
+                        Err(reason) => ExecOutcome::Broken(reason),
                     },
-                    Err(error) => Ran::Broken(error.message().to_owned()),
+                    Err(error) => ExecOutcome::Broken(error.message().to_owned()),
                 }
             }
             Err(Failure::Silent) => match result(Exit::by_signal(9, ExitWhy::Timeout)) {
-                Ok(result) => Ran::Silent(self.explained(result, limit)),
-                Err(error) => Ran::Refused(error),
+                Ok(result) => ExecOutcome::Silent(self.with_kill_reason(result, limit)),
+                Err(error) => ExecOutcome::Refused(error),
             },
-            Err(Failure::Call(error)) => match Meaning::of(error) {
-                Meaning::Refused(error) => Ran::Refused(error),
-                Meaning::Broken(reason) => Ran::Broken(reason),
+            Err(Failure::Call(error)) => match CallConsequence::of(error) {
+                CallConsequence::Refused(error) => ExecOutcome::Refused(error),
+                CallConsequence::Broken(reason) => ExecOutcome::Broken(reason),
             },
-            Err(Failure::Violation(reason)) => Ran::Broken(reason),
-            Err(Failure::Other(error)) => Ran::GivenUp(error),
+            Err(Failure::Violation(reason)) => ExecOutcome::Broken(reason),
+            Err(Failure::Other(error)) => ExecOutcome::Abandoned(error),
         }
     }
 
     /// Adds the reason for a kill to a result with empty standard error.
-    fn explained(&self, mut result: BoxExecutionResult, limit: Duration) -> BoxExecutionResult {
+    fn with_kill_reason(
+        &self,
+        mut result: BoxExecutionResult,
+        limit: Duration,
+    ) -> BoxExecutionResult {
         if !result.stderr.is_empty() {
             return result;
         }
@@ -339,27 +356,30 @@ impl Turn {
 }
 
 /// Adds the collected output to the result. The error describes an invalid answer.
-fn with_output(result: BoxExecutionResult, answer: Answer) -> Result<BoxExecutionResult, String> {
-    let Answer { told, slot, .. } = answer;
+fn with_output(
+    result: BoxExecutionResult,
+    answer: StartAnswer,
+) -> Result<BoxExecutionResult, String> {
+    let StartAnswer { command, slot, .. } = answer;
     let Collected {
         mut stdout,
         mut stderr,
-    } = told.collected.unwrap_or_default();
+    } = command.collected.unwrap_or_default();
     for (stream, bytes, output) in [
-        (StreamName::Stdout, told.spooled.stdout, &mut stdout),
-        (StreamName::Stderr, told.spooled.stderr, &mut stderr),
+        (StreamName::Stdout, command.spooled.stdout, &mut stdout),
+        (StreamName::Stderr, command.spooled.stderr, &mut stderr),
     ] {
         if bytes > 0 {
-            *output = look_up(slot.as_ref(), stream, 0, bytes)?;
+            *output = read_slot(slot.as_ref(), stream, 0, bytes)?;
         }
     }
     let PerStream {
         stdout: mut stdout_dropped,
         stderr: mut stderr_dropped,
-    } = told.dropped;
+    } = command.dropped;
     let mut result = result.with_output(
-        clipped(&stdout, &mut stdout_dropped),
-        clipped(&stderr, &mut stderr_dropped),
+        truncated(&stdout, &mut stdout_dropped),
+        truncated(&stderr, &mut stderr_dropped),
     );
     result.stdout_dropped = stdout_dropped;
     result.stderr_dropped = stderr_dropped;
@@ -367,9 +387,9 @@ fn with_output(result: BoxExecutionResult, answer: Answer) -> Result<BoxExecutio
 }
 
 /// Returns the start of an output as text, and adds the bytes cut off to `dropped`.
-fn clipped(bytes: &[u8], dropped: &mut u64) -> String {
-    let kept = &bytes[..bytes.len().min(OUTPUT_BYTES)];
-    let over = u64::try_from(bytes.len() - kept.len()).unwrap_or(u64::MAX);
-    *dropped = dropped.saturating_add(over);
-    String::from_utf8_lossy(kept).into_owned()
+fn truncated(bytes: &[u8], dropped: &mut u64) -> String {
+    let head = &bytes[..bytes.len().min(OUTPUT_BYTES)];
+    let excess = u64::try_from(bytes.len() - head.len()).unwrap_or(u64::MAX);
+    *dropped = dropped.saturating_add(excess);
+    String::from_utf8_lossy(head).into_owned()
 }

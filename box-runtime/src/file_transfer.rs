@@ -18,12 +18,12 @@ use tokio::sync::mpsc;
 
 use crate::box_actor::agent_access::AgentLease;
 use crate::box_actor::{agent_violation, agents_error};
-use crate::data_plane::{DataPlane, Order, ask, stream};
-use crate::order::Queued;
+use crate::call_order::OrderTicket;
+use crate::data_plane::{DataPlane, NextOffset, call_agent, stream_from_agent};
 use crate::shm::{ShmPool, ShmSlot};
 
 /// Maximum data size in a message. A slot would cost more than it saves.
-const INLINE: usize = 4096;
+const INLINE_BYTES: usize = 4096;
 
 /// Chunks that an agent may send ahead without overwriting an unread one.
 #[expect(clippy::cast_possible_truncation, reason = "it is four")]
@@ -33,12 +33,12 @@ const CREDIT: u32 = (FILE_PLACES / 2) as u32;
 ///
 /// The slot becomes free after the agent has read it. If the call is dropped before its answer, the
 /// agent may not have read the slot yet.
-struct Filled {
+struct FilledSlot {
     agent: Peer,
     slot: Option<ShmSlot>,
 }
 
-impl Filled {
+impl FilledSlot {
     fn with(lease: &AgentLease, slot: ShmSlot, data: &[u8]) -> Option<Self> {
         slot.write(data).ok()?;
         let agent = lease.agent.clone();
@@ -51,12 +51,12 @@ impl Filled {
     }
 
     /// Returns the slot after the agent has answered.
-    fn taken(mut self) -> Option<ShmSlot> {
+    fn release(mut self) -> Option<ShmSlot> {
         self.slot.take()
     }
 }
 
-impl Drop for Filled {
+impl Drop for FilledSlot {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else {
             return;
@@ -79,8 +79,8 @@ impl Drop for Filled {
 }
 
 /// An action that can have its data in a slot.
-trait Carries: Action + DataPlane {
-    type Spooled: Action<Result = Self::Result>;
+trait Upload: Action + DataPlane {
+    type ViaShm: Action<Result = Self::Result>;
 
     fn data(params: &Self::Params) -> &Blob;
 
@@ -90,13 +90,13 @@ trait Carries: Action + DataPlane {
     fn part(params: &Self::Params, data: Blob, upload: Option<UploadPiece>) -> Self::Params;
 
     /// Returns the parameters of the variant with its data in a slot.
-    fn spooled(asked: Self::Params, spool: u32, bytes: u64) -> <Self::Spooled as Action>::Params;
+    fn via_shm(params: Self::Params, slot: u32, bytes: u64) -> <Self::ViaShm as Action>::Params;
 }
 
-macro_rules! carries {
-    ($($action:ty, $params:ident as $spooled:ty, $spooled_params:ident.$field:ident, $some:ident => $upload:expr, $set:expr;)*) => {$(
-        impl Carries for $action {
-            type Spooled = $spooled;
+macro_rules! uploads {
+    ($($action:ty, $params:ident as $via_shm:ty, $via_shm_params:ident.$field:ident, $some:ident => $upload:expr, $set:expr;)*) => {$(
+        impl Upload for $action {
+            type ViaShm = $via_shm;
 
             fn data(params: &$params) -> &Blob {
                 &params.data
@@ -113,8 +113,8 @@ macro_rules! carries {
                 part
             }
 
-            fn spooled(asked: $params, spool: u32, bytes: u64) -> $spooled_params {
-                $spooled_params { $field: asked, spool, bytes }
+            fn via_shm(params: $params, slot: u32, bytes: u64) -> $via_shm_params {
+                $via_shm_params { $field: params, spool: slot, bytes }
             }
         }
 
@@ -123,22 +123,22 @@ macro_rules! carries {
                 &params.box_id
             }
 
-            fn fits(chunk: &Self::Chunk) -> bool {
+            fn is_within_limit(chunk: &Self::Chunk) -> bool {
                 match *chunk {}
             }
 
-            fn ask(
+            fn call(
                 lease: &AgentLease,
                 params: &$params,
-                order: Queued,
+                ticket: OrderTicket,
             ) -> impl Future<Output = Result<Self::Result, BoxError>> + Send {
-                put::<Self>(lease, params, order)
+                upload::<Self>(lease, params, ticket)
             }
         }
     )*};
 }
 
-carries! {
+uploads! {
     FileWrite, FileWriteParams as AgentWrite, AgentWriteParams.write,
         params => params.upload.as_ref(), |params, upload| params.upload = upload;
     FileUnpack, FileUnpackParams as AgentUnpack, AgentUnpackParams.unpack,
@@ -152,27 +152,27 @@ carries! {
 /// Sends a call with its data in a slot.
 ///
 /// An upload that is larger than a slot is sent in several calls.
-async fn put<A: Carries>(
+async fn upload<A: Upload>(
     lease: &AgentLease,
     params: &A::Params,
-    order: Queued,
+    ticket: OrderTicket,
 ) -> Result<A::Result, BoxError>
 where
     A::Params: Send + Sync,
 {
     let data = A::data(params);
-    let _room = lease.carry(data.len())?;
+    let _reserved = lease.reserve(data.len())?;
     // The call waits for its turn before it takes a slot, which other calls may need.
-    order.comes().await;
-    let most = usize::try_from(SPOOL_BYTES).unwrap_or(usize::MAX);
-    let upload = A::upload(params).filter(|_| data.len() > most);
+    ticket.wait_turn().await;
+    let max = usize::try_from(SPOOL_BYTES).unwrap_or(usize::MAX);
+    let upload = A::upload(params).filter(|_| data.len() > max);
     let Some(whole) = upload else {
-        return put_one::<A>(lease, params, data, order).await;
+        return upload_part::<A>(lease, params, data, ticket).await;
     };
-    let pieces = data.len().div_ceil(most);
+    let pieces = data.len().div_ceil(max);
     let mut at = 0;
     for number in 1..=pieces {
-        let end = data.len().min(at + most);
+        let end = data.len().min(at + max);
         let upload = UploadPiece {
             id: whole.id.clone(),
             offset: whole.offset.saturating_add(at as u64),
@@ -181,107 +181,107 @@ where
         };
         let piece = Blob(data.0.slice(at..end));
         let part = A::part(params, piece, Some(upload));
-        let result = put_one::<A>(lease, &part, A::data(&part), Queued::none()).await?;
+        let result = upload_part::<A>(lease, &part, A::data(&part), OrderTicket::none()).await?;
         if number == pieces {
             return Ok(result);
         }
         at = end;
     }
-    Err(BoxError::internal("an upload of no pieces"))
+    Err(BoxError::internal("an upload has no pieces"))
 }
 
-async fn put_one<A: Carries>(
+async fn upload_part<A: Upload>(
     lease: &AgentLease,
     params: &A::Params,
     data: &Blob,
-    order: Queued,
+    ticket: OrderTicket,
 ) -> Result<A::Result, BoxError> {
-    let worth = data.len() > INLINE && data.len() as u64 <= SPOOL_BYTES;
-    let slots = lease.file_slots().filter(|_| worth);
+    let is_worth_it = data.len() > INLINE_BYTES && data.len() as u64 <= SPOOL_BYTES;
+    let slots = lease.file_shm().filter(|_| is_worth_it);
     let slot = slots.and_then(ShmPool::to_fill);
-    let Some(filled) = slot.and_then(|slot| Filled::with(lease, slot, data)) else {
-        let _ahead = lease.go_ahead(data.len()).await;
-        return ask::<A>(lease, params, order).await;
+    let Some(filled) = slot.and_then(|slot| FilledSlot::with(lease, slot, data)) else {
+        let _permit = lease.wait_to_send(data.len()).await;
+        return call_agent::<A>(lease, params, ticket).await;
     };
     let upload = A::upload(params).cloned();
     let bare = A::part(params, Blob::default(), upload);
-    let asked = A::spooled(bare, filled.number(), data.len() as u64);
-    let asking = lease.agent.request::<A::Spooled>(&asked).send();
-    let asked = lease.attended(asking).await?;
-    drop(order);
+    let params = A::via_shm(bare, filled.number(), data.len() as u64);
+    let sending = lease.agent.request::<A::ViaShm>(&params).send();
+    let sent = lease.with_health_checks(sending).await?;
+    drop(ticket);
     let answer = lease
-        .attended(asked.map_err(agents_error)?.result())
+        .with_health_checks(sent.map_err(agents_error)?.result())
         .await?;
-    filled.taken();
+    filled.release();
     answer.map_err(agents_error)
 }
 
-macro_rules! streams {
-    ($($action:ty as $spooled:ty, $params:ident.$field:ident, $asked:ident => $order:expr;)*) => {$(
+macro_rules! downloads {
+    ($($action:ty as $via_shm:ty, $params:ident.$field:ident, $asked:ident => $first_offset:expr;)*) => {$(
         impl DataPlane for $action {
             fn box_id(params: &Self::Params) -> &box_protocol::BoxId {
                 &params.box_id
             }
 
-            fn fits(chunk: &FileChunk) -> bool {
+            fn is_within_limit(chunk: &FileChunk) -> bool {
                 chunk.data.len() <= MAX_CHUNK_BYTES
             }
 
-            fn place(chunk: &FileChunk) -> Option<(u64, usize)> {
+            fn byte_range(chunk: &FileChunk) -> Option<(u64, usize)> {
                 Some((chunk.offset, chunk.data.len()))
             }
 
-            fn order($asked: &Self::Params) -> Order {
-                $order
+            fn first_offset($asked: &Self::Params) -> NextOffset {
+                $first_offset
             }
 
             async fn stream(
                 lease: &AgentLease,
                 params: &Self::Params,
-                order: Queued,
+                ticket: OrderTicket,
                 to: mpsc::Sender<FileChunk>,
             ) -> Result<Self::Result, BoxError> {
-                let Some(slot) = lease.file_slots().and_then(ShmPool::to_read) else {
-                    return stream::<Self>(lease, params, order, to).await;
+                let Some(slot) = lease.file_shm().and_then(ShmPool::to_read) else {
+                    return stream_from_agent::<Self>(lease, params, ticket, to).await;
                 };
-                let asked = $params { $field: params.clone(), spool: slot.number() };
-                order.comes().await;
-                let request = lease.agent.request::<$spooled>(&asked).credit(CREDIT);
-                let streaming = lease.attended(request.stream()).await?;
+                let via_shm = $params { $field: params.clone(), spool: slot.number() };
+                ticket.wait_turn().await;
+                let request = lease.agent.request::<$via_shm>(&via_shm).credit(CREDIT);
+                let streaming = lease.with_health_checks(request.stream()).await?;
                 let chunks = streaming.map_err(agents_error)?;
-                drop(order);
-                get::<$spooled>(lease, chunks, (&slot, Self::order(params)), to).await
+                drop(ticket);
+                forward_chunks::<$via_shm>(lease, chunks, (&slot, Self::first_offset(params)), to).await
             }
         }
     )*};
 }
 
-streams! {
+downloads! {
     FileRead as AgentRead, AgentReadParams.read, params => match params.part {
-        None => Order::from(0),
-        Some(FilePart::Bytes { offset, .. }) => Order::from(offset),
+        None => NextOffset::from(0),
+        Some(FilePart::Bytes { offset, .. }) => NextOffset::from(offset),
         // Only the agent knows where a line begins.
-        Some(FilePart::Lines { .. }) => Order::default(),
+        Some(FilePart::Lines { .. }) => NextOffset::default(),
     };
-    FilePack as AgentPack, AgentPackParams.pack, _params => Order::from(0);
+    FilePack as AgentPack, AgentPackParams.pack, _params => NextOffset::from(0);
 }
 
 /// Forwards the chunks that the agent writes to a slot.
-async fn get<A: Action<Chunk = AgentFileChunk>>(
+async fn forward_chunks<A: Action<Chunk = AgentFileChunk>>(
     lease: &AgentLease,
     mut chunks: Chunks<A>,
-    (slot, mut order): (&ShmSlot, Order),
+    (slot, mut next_offset): (&ShmSlot, NextOffset),
     to: mpsc::Sender<FileChunk>,
 ) -> Result<A::Result, BoxError> {
     let mut number = 0;
-    let mut next = lease.attended(chunks.next()).await?;
+    let mut next = lease.with_health_checks(chunks.next()).await?;
     while let Some(chunk) = next {
         let FileChunk { mut offset, data } = match chunk.map_err(agents_error)? {
-            AgentFileChunk::Inline(chunk) if FileRead::fits(&chunk) => chunk,
+            AgentFileChunk::Inline(chunk) if FileRead::is_within_limit(&chunk) => chunk,
             AgentFileChunk::Spooled { offset, bytes } if bytes <= FILE_PIECE => {
                 let piece = slot.read_at(number % FILE_PLACES * FILE_PIECE, bytes);
                 let piece = piece.map_err(|_| {
-                    BoxError::unavailable(agent_violation("told of what is not there"))
+                    BoxError::unavailable(agent_violation("referred to data outside its slot"))
                 })?;
                 number += 1;
                 let data = piece.into();
@@ -289,17 +289,17 @@ async fn get<A: Action<Chunk = AgentFileChunk>>(
             }
             _ => {
                 return Err(BoxError::unavailable(agent_violation(
-                    "sent too large a chunk",
+                    "sent a chunk beyond the size limit",
                 )));
             }
         };
-        order.follows(offset, data.len())?;
+        next_offset.advance(offset, data.len())?;
         let mut rest = data.0;
         while !rest.is_empty() {
             let data = Blob(rest.split_to(rest.len().min(MAX_CHUNK_BYTES)));
             let length = data.len() as u64;
             if to.send(FileChunk { offset, data }).await.is_err() {
-                return Err(BoxError::cancelled("the reader is gone"));
+                return Err(BoxError::cancelled("the reader has disconnected"));
             }
             offset = offset.saturating_add(length);
         }

@@ -22,11 +22,11 @@ use tokio::sync::mpsc;
 use crate::runtime::BoxRuntime;
 
 /// Capacity of the channel between a box and the connection that reads its chunks.
-const CHUNKS_AHEAD: usize = 4;
+const CHUNK_CAPACITY: usize = 4;
 
 contract! {
     /// The actions of the contract that a runtime serves.
-    pub Served:
+    pub RuntimeActions:
         SystemHealth, SystemStatus, SystemConfigure, SystemShutdown,
         BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec, BoxStats, BoxTransition, BoxEvents,
         FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
@@ -39,7 +39,7 @@ contract! {
 impl BoxRuntime {
     /// Returns a router that serves the contract.
     pub fn router(&self) -> Router {
-        Served::router(Arc::new(self.clone())).build()
+        RuntimeActions::router(Arc::new(self.clone())).build()
     }
 }
 
@@ -98,6 +98,19 @@ macro_rules! plain {
 }
 pub(crate) use plain;
 
+/// Implements actions that send chunks if the caller wants them.
+macro_rules! streaming {
+    ($($action:ty: $method:ident($params:ty) -> $result:ty;)*) => {$(
+        impl Handle<$action> for BoxRuntime {
+            async fn handle(&self, params: $params, call: Call<$action>) -> Result<$result, BoxError> {
+                let caller = call.caller();
+                crate::handlers::streamed(call, |chunks| self.$method(&caller, params, chunks)).await
+            }
+        }
+    )*};
+}
+pub(crate) use streaming;
+
 plain! {
     SystemConfigure: configure(SystemConfigureParams) -> SystemConfigureResult;
     SystemShutdown: shutdown(SystemShutdownParams) -> SystemShutdownResult;
@@ -147,7 +160,7 @@ pub(crate) fn forwarded<A: Action, W>(
 where
     W: Future<Output = Result<A::Result, BoxError>>,
 {
-    let (sender, mut chunks) = mpsc::channel(CHUNKS_AHEAD);
+    let (sender, mut chunks) = mpsc::channel(CHUNK_CAPACITY);
     let running = work(sender);
     // The block owns the receiver and drops it at its end, so the box does not wait for it.
     let forward = async move {

@@ -2,23 +2,28 @@
 //!
 //! # Reading order
 //!
-//! 1. `runtime`: [`BoxRuntime`], the handle, with one method per action. [`BoxRuntime::router`]
-//!    serves the same methods over any connection.
-//! 2. `registry`: the actor behind the handle. It owns the registry of boxes, finds or creates the
-//!    box of a call, and passes the call to it. It never waits for a box.
-//! 3. `entry`: the state and settings of a box; `persist` stores them for a later process.
-//! 4. `box_actor`: one actor per box. Calls wait in its queue. The actor starts the box, grants
+//! 1. `runtime.rs`: [`BoxRuntime`], the handle, with one method per action. `handlers.rs` serves the
+//!    same methods over any connection ([`BoxRuntime::router`]). `config.rs`: [`RuntimeConfig`], all
+//!    limits.
+//! 2. `registry/`: the actor behind the handle. It owns the registry of boxes, finds or creates the
+//!    box of a call, and passes the call to it. It never waits for a box. `caller.rs`: the boxes
+//!    that a [`Caller`] can see.
+//! 3. `box_actor/`: one actor per box. Calls wait in its queue. The actor starts the box, grants
 //!    execs their turns and ends the box. Slow, stuck and failed boxes affect only their actor.
-//! 5. `access`, `data_plane` and `commands`: calls to the agent of a box. They bypass the queue and
-//!    count as activity of the box. `start` starts every command and forwards its output; `exec` is
-//!    a command with a turn in the queue. `output` validates the output that an agent sends;
-//!    `audit` logs which caller started a command, and how the command ended.
-//! 6. [`backend`]: the interface that creates boxes. A [`Backend`] returns a connection to a box's
-//!    agent and never runs a command. `select` chooses the backend.
-//! 7. [`native`]: boxes that need only the kernel of this machine, behind the feature `native`.
-//! 8. [`egress`]: outgoing connections of a box with a network.
+//!    `box_actor/entry.rs` holds the state and settings of a box.
+//! 4. `exec.rs`: a command with a turn in the queue. `commands.rs`, `shells.rs` and `watch.rs`:
+//!    commands without one. `start.rs` starts every command and forwards its output; `output.rs`
+//!    validates that output. `environment.rs`: the environment of commands.
+//! 5. `data_plane.rs`: calls to the agent of a box, past the queue, for files and ports.
+//!    `call_order.rs` keeps calls to one object in order, `health_check.rs` detects an agent that
+//!    does not answer. `file_transfer.rs` and `shm.rs`: data in shared memory.
+//! 6. `events.rs`, `audit.rs`, `stats.rs`, `ended_boxes.rs`: reports about boxes and commands.
+//! 7. [`backend`]: the interface that creates boxes. A [`Backend`] returns a connection to a box's
+//!    agent and never runs a command. `backend_choice.rs` chooses the backend. `adoption.rs` adopts
+//!    the boxes of an earlier process.
+//! 8. [`native`]: boxes that need only the kernel of this machine, behind the feature `native`.
+//!    [`egress`]: outgoing connections of a box with a network.
 //! 9. [`fake`]: a scripted backend, behind the feature `fake`.
-//! 10. [`Caller`], [`RuntimeConfig`]: the owner of a box, and all limits.
 //!
 //! # Guarantees
 //!
@@ -30,31 +35,31 @@
 //! * Dropping the last handle ends every box.
 
 mod adoption;
-mod attend;
 mod audit;
 pub mod backend;
+mod backend_choice;
 mod box_actor;
+mod call_order;
 mod caller;
 mod commands;
 mod config;
 mod data_plane;
 #[cfg(feature = "native")]
 pub mod egress;
-mod ends;
-mod env_file;
+mod ended_boxes;
+mod environment;
 mod events;
 mod exec;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod file_transfer;
 mod handlers;
+mod health_check;
 #[cfg(feature = "native")]
 pub mod native;
-mod order;
 mod output;
 mod registry;
 mod runtime;
-mod select;
 mod shells;
 mod shm;
 mod start;
@@ -66,9 +71,9 @@ pub use backend::{
     Readable, StartRequest, StartedBox,
 };
 pub use box_rpc::Caller;
+pub use call_order::OrderTicket;
 pub use config::RuntimeConfig;
 pub use data_plane::DataPlane;
-pub use handlers::Served;
-pub use order::Queued;
+pub use handlers::RuntimeActions;
 pub use runtime::BoxRuntime;
 pub use shm::ShmPool;

@@ -1,4 +1,16 @@
 //! Validates the chunks of an agent and converts them to a reader's view.
+//!
+//! # Output of a command
+//! 1. The agent stores the output of a command in a log: the newest blocks in memory, older ones in
+//!    a file. Every reader has a position in that log.
+//! 2. The agent sends pieces with their offsets, small ones in messages and large ones through a
+//!    slot of shared memory. The first chunk states where the stored output begins.
+//! 3. [`OutputView::convert`] checks that the pieces of each stream are contiguous and within the
+//!    limits. It reports output that the agent no longer has as a gap with its size.
+//! 4. The bytes view passes pieces on. The text view decodes UTF-8 and counts offsets in text bytes,
+//!    the same way for every reader.
+//! 5. A reader that lost its connection calls `command.attach` with the offsets of
+//!    [`OutputView::end`] and continues there.
 
 use box_protocol::actions::{
     AgentChunk, CommandChunk, OutputGap, OutputPiece, ReadBegin, ReadEnd, ReadFrom, ReadWhy,
@@ -6,7 +18,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{Blob, CommandInfo, MAX_CHUNK_BYTES, PerStream, TextDecoder, UnixMs};
 
-use crate::box_actor::{agent_violation, look_up};
+use crate::box_actor::{agent_violation, read_slot};
 use crate::shm::ShmSlot;
 
 /// The result of converting one chunk of an agent.
@@ -24,8 +36,8 @@ pub(crate) struct OutputView {
     view: View,
     from: ReadFrom,
     slot: Option<ShmSlot>,
-    stdout: Track,
-    stderr: Track,
+    stdout: StreamState,
+    stderr: StreamState,
     /// Bytes received from the agent over both streams, as the view counts them.
     pos: u64,
     /// The offsets at which the reader can continue.
@@ -39,9 +51,9 @@ pub(crate) struct OutputView {
 
 /// The state of one stream.
 #[derive(Default)]
-struct Track {
+struct StreamState {
     /// The offset of the agent in raw bytes.
-    told: u64,
+    raw: u64,
     /// The same offset as the view counts it.
     shown: u64,
     decoder: TextDecoder,
@@ -50,7 +62,7 @@ struct Track {
 /// Maximum offset that the runtime accepts from an agent.
 ///
 /// No real command writes that much. The limit keeps sums and later offsets from overflowing.
-const FARTHEST: u64 = 1 << 60;
+const MAX_OFFSET: u64 = 1 << 60;
 
 const STREAMS: [StreamName; 2] = [StreamName::Stdout, StreamName::Stderr];
 
@@ -71,8 +83,8 @@ impl OutputView {
             view,
             from,
             slot,
-            stdout: Track::default(),
-            stderr: Track::default(),
+            stdout: StreamState::default(),
+            stderr: StreamState::default(),
             pos: 0,
             next,
             next_pos,
@@ -88,7 +100,7 @@ impl OutputView {
     }
 
     /// Returns whether the reader wants any chunks.
-    pub(crate) fn is_told(&self) -> bool {
+    pub(crate) fn wants_output(&self) -> bool {
         self.view != View::None
     }
 
@@ -104,7 +116,7 @@ impl OutputView {
 
     /// Converts a chunk of the agent. The error describes an invalid chunk.
     pub(crate) fn convert(&mut self, chunk: AgentChunk) -> Result<Converted, String> {
-        let told = match chunk {
+        let chunks = match chunk {
             AgentChunk::Started { info, .. } => return Ok(Converted::Started(info)),
             AgentChunk::Begin(begin) => self.begin(&begin)?,
             AgentChunk::Bytes(piece) => {
@@ -118,27 +130,27 @@ impl OutputView {
             }) => {
                 if bytes > MAX_CHUNK_BYTES as u64 {
                     return Err(agent_violation(
-                        "sent output out of order or too much of it",
+                        "sent output out of order or beyond the size limit",
                     ));
                 }
-                let data = look_up(self.slot.as_ref(), stream, offset, bytes)?;
+                let data = read_slot(self.slot.as_ref(), stream, offset, bytes)?;
                 self.piece(stream, offset, at, data)?
             }
         };
         self.has_begun = true;
         Ok(if self.wanted == Some(0) {
-            Converted::Enough(told)
+            Converted::Enough(chunks)
         } else {
-            Converted::Output(told)
+            Converted::Output(chunks)
         })
     }
 
     /// Returns the replacement for incomplete characters at the end of each stream.
-    pub(crate) fn rest(&mut self) -> Vec<CommandChunk> {
+    pub(crate) fn finish(&mut self) -> Vec<CommandChunk> {
         let mut chunks = Vec::new();
         for stream in STREAMS {
             if self.view == View::Text
-                && let Some(left) = self.track(stream).decoder.finish()
+                && let Some(left) = self.state(stream).decoder.finish()
             {
                 chunks.extend(self.text(stream, UnixMs::now(), left.to_string()));
             }
@@ -146,7 +158,7 @@ impl OutputView {
         chunks
     }
 
-    fn track(&mut self, stream: StreamName) -> &mut Track {
+    fn state(&mut self, stream: StreamName) -> &mut StreamState {
         match stream {
             StreamName::Stdout => &mut self.stdout,
             StreamName::Stderr => &mut self.stderr,
@@ -154,11 +166,11 @@ impl OutputView {
     }
 
     fn begin(&mut self, begin: &ReadBegin) -> Result<Vec<CommandChunk>, String> {
-        let odd = || agent_violation("began to tell output where none can begin");
-        let places = [begin.raw, begin.raw_end, begin.text, begin.text_end];
-        let is_near = |place: &PerStream| place.stdout.max(place.stderr) <= FARTHEST;
-        if self.has_begun || !places.iter().all(is_near) {
-            return Err(odd());
+        let invalid = || agent_violation("began the output at an invalid offset");
+        let offsets = [begin.raw, begin.raw_end, begin.text, begin.text_end];
+        let is_valid = |offset: &PerStream| offset.stdout.max(offset.stderr) <= MAX_OFFSET;
+        if self.has_begun || !offsets.iter().all(is_valid) {
+            return Err(invalid());
         }
         let text = self.view == View::Text;
         let (shown, end) = if text {
@@ -170,10 +182,10 @@ impl OutputView {
             .into_iter()
             .zip([&begin.pending.stdout, &begin.pending.stderr])
         {
-            *self.track(stream) = Track {
-                told: begin.raw.of(stream),
+            *self.state(stream) = StreamState {
+                raw: begin.raw.of(stream),
                 shown: shown.of(stream),
-                decoder: TextDecoder::resume(pending).ok_or_else(odd)?,
+                decoder: TextDecoder::resume(pending).ok_or_else(invalid)?,
             };
         }
         self.pos = shown.sum();
@@ -200,7 +212,7 @@ impl OutputView {
         for stream in STREAMS {
             let bytes = gone.of(stream);
             if bytes > 0 {
-                let offset = self.track(stream).shown - bytes;
+                let offset = self.state(stream).shown - bytes;
                 chunks.push(self.lost(OutputGap {
                     stream,
                     offset,
@@ -225,21 +237,21 @@ impl OutputView {
         data: Blob,
     ) -> Result<Vec<CommandChunk>, String> {
         let text = self.view == View::Text;
-        let track = self.track(stream);
-        let in_order = data.len() <= MAX_CHUNK_BYTES && offset == track.told;
-        let told = track.told.checked_add(data.len() as u64);
-        let Some(told) = told.filter(|_| in_order) else {
+        let state = self.state(stream);
+        let in_order = data.len() <= MAX_CHUNK_BYTES && offset == state.raw;
+        let raw = state.raw.checked_add(data.len() as u64);
+        let Some(raw) = raw.filter(|_| in_order) else {
             return Err(agent_violation(
-                "sent output out of order or too much of it",
+                "sent output out of order or beyond the size limit",
             ));
         };
-        track.told = told;
+        state.raw = raw;
         if text {
-            let text = track.decoder.decode_owned(data.0.into());
+            let text = state.decoder.decode_owned(data.0.into());
             return Ok(self.text(stream, at, text).into_iter().collect());
         }
         let length = data.len();
-        let Some((skip, keep, place)) = self.place(stream, at, length) else {
+        let Some((skip, keep, position)) = self.position(stream, at, length) else {
             return Ok(Vec::new());
         };
         let data = if (skip, keep) == (0, length) {
@@ -247,12 +259,12 @@ impl OutputView {
         } else {
             data[skip..skip + keep].to_vec().into()
         };
-        self.went_on(stream, keep);
-        Ok(vec![CommandChunk::Bytes(place.of(data))])
+        self.advance_reader(stream, keep);
+        Ok(vec![CommandChunk::Bytes(position.of(data))])
     }
 
     fn text(&mut self, stream: StreamName, at: UnixMs, text: String) -> Option<CommandChunk> {
-        let (skip, keep, mut place) = self.place(stream, at, text.len())?;
+        let (skip, keep, mut position) = self.position(stream, at, text.len())?;
         // Never splits a character. A character that does not fit comes with the next read.
         let begin = (skip..text.len()).find(|at| text.is_char_boundary(*at))?;
         let end = (begin..=skip + keep)
@@ -263,11 +275,11 @@ impl OutputView {
             return None;
         };
         let moved = (begin - skip) as u64;
-        place.offset += moved;
-        place.pos += moved;
-        *self.next.of_mut(stream) = place.offset;
-        self.next_pos = place.pos;
-        self.went_on(stream, end - begin);
+        position.offset += moved;
+        position.pos += moved;
+        *self.next.of_mut(stream) = position.offset;
+        self.next_pos = position.pos;
+        self.advance_reader(stream, end - begin);
         if end < text.len() {
             self.wanted = Some(0);
         }
@@ -276,20 +288,20 @@ impl OutputView {
         } else {
             text[begin..end].to_owned()
         };
-        Some(CommandChunk::Text(place.of(text)))
+        Some(CommandChunk::Text(position.of(text)))
     }
 
-    /// Returns how many bytes of a piece to skip and to keep, and their place.
-    fn place(
+    /// Returns how many bytes of a piece to skip and to keep, and their position.
+    fn position(
         &mut self,
         stream: StreamName,
         at: UnixMs,
         length: usize,
-    ) -> Option<(usize, usize, Place)> {
+    ) -> Option<(usize, usize, PiecePosition)> {
         let (from, pos) = (self.from, self.pos);
-        let track = self.track(stream);
-        let shown = track.shown;
-        track.shown = shown.saturating_add(length as u64);
+        let state = self.state(stream);
+        let shown = state.shown;
+        state.shown = shown.saturating_add(length as u64);
         self.pos = pos.saturating_add(length as u64);
         let skip = match from {
             ReadFrom::Offsets(offsets) => offsets.of(stream).saturating_sub(shown),
@@ -305,7 +317,7 @@ impl OutputView {
         (keep > 0).then_some((
             skip,
             keep,
-            Place {
+            PiecePosition {
                 stream,
                 at,
                 offset: shown + skip as u64,
@@ -315,7 +327,7 @@ impl OutputView {
     }
 
     /// Advances the reader by this many bytes.
-    fn went_on(&mut self, stream: StreamName, bytes: usize) {
+    fn advance_reader(&mut self, stream: StreamName, bytes: usize) {
         let bytes = bytes as u64;
         *self.next.of_mut(stream) += bytes;
         self.next_pos += bytes;
@@ -324,14 +336,14 @@ impl OutputView {
 }
 
 /// The position of a piece in the output.
-struct Place {
+struct PiecePosition {
     stream: StreamName,
     at: UnixMs,
     offset: u64,
     pos: u64,
 }
 
-impl Place {
+impl PiecePosition {
     fn of<T>(self, data: T) -> OutputPiece<T> {
         OutputPiece {
             stream: self.stream,

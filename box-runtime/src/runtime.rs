@@ -16,19 +16,19 @@ use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use crate::backend_choice::BackendSelector;
 use crate::box_actor::entry::BoxEntry;
 use crate::box_actor::{Create, Delete, Mount, Request, Shared, Transition};
+use crate::call_order::CallOrders;
 use crate::config::RuntimeConfig;
-use crate::ends::Ends;
+use crate::ended_boxes::EndedBoxes;
 use crate::events::Events;
 use crate::exec::OUTPUT_BYTES;
-use crate::order::Orders;
-use crate::registry::{Ask, Count, Stage, Table};
-use crate::select::Selector;
+use crate::registry::{BoxCount, Registry, RegistryMessage, UpdateStage};
 use box_rpc::Caller;
 
 /// Capacity of the registry's mailbox. The registry never blocks on a box.
-const TABLE_MAILBOX: usize = 1024;
+const MAILBOX_MESSAGES: usize = 1024;
 
 /// Approximate size limit of one `box.list` answer, below the message limit.
 const LIST_BYTES: usize = 8 << 20;
@@ -46,7 +46,7 @@ const LONGEST_SHUTDOWN: Duration = Duration::from_hours(24);
 /// created.
 #[derive(Clone)]
 pub struct BoxRuntime {
-    table: mpsc::Sender<Ask>,
+    registry: mpsc::Sender<RegistryMessage>,
     shared: Arc<Shared>,
     exited: watch::Receiver<bool>,
     /// Maximum number of boxes that each caller of this handle may have.
@@ -64,20 +64,20 @@ impl fmt::Debug for BoxRuntime {
 impl BoxRuntime {
     /// Starts a runtime without boxes, on the current tokio runtime.
     pub fn start(config: RuntimeConfig) -> Self {
-        let (table, mailbox) = mpsc::channel(TABLE_MAILBOX);
+        let (registry, mailbox) = mpsc::channel(MAILBOX_MESSAGES);
         let (exit, exited) = watch::channel(false);
         let shared = Arc::new(Shared {
-            selector: Selector::new(&config),
+            selector: BackendSelector::new(&config),
             events: Events::new(),
-            ends: Ends::new(config.ends_file.clone()),
-            nothing: Router::empty(),
-            orders: Orders::default(),
+            ended_boxes: EndedBoxes::new(config.ends_file.clone()),
+            empty_router: Router::empty(),
+            orders: CallOrders::default(),
             config,
         });
-        let actor = Table::new(Arc::clone(&shared), mailbox, table.downgrade(), exit);
+        let actor = Registry::new(Arc::clone(&shared), mailbox, registry.downgrade(), exit);
         tokio::spawn(actor.run());
         Self {
-            table,
+            registry,
             shared,
             exited,
             max_boxes: None,
@@ -101,17 +101,15 @@ impl BoxRuntime {
         params: BoxCreateParams,
     ) -> Result<BoxCreateResult, BoxError> {
         let spec = params.spec.build()?;
-        let (reply, answer) = oneshot::channel();
-        let create = Create {
+        let create = |reply| Create {
             caller: caller.clone(),
             max_boxes: self.max_boxes,
             spec,
             must_be_new: params.if_exists == IfExists::Fail,
             reply,
         };
-        self.send(Ask::Request(Request::Create(Box::new(create))))
-            .await?;
-        answer.await.map_err(|_| unanswered())?
+        self.request(|reply| Request::Create(Box::new(create(reply))))
+            .await
     }
 
     /// Returns the state and settings of a box.
@@ -126,12 +124,12 @@ impl BoxRuntime {
         id: &BoxId,
     ) -> Result<Arc<BoxEntry>, BoxError> {
         let (box_id, caller) = (id.clone(), caller.clone());
-        let ask = |reply| Ask::Find {
+        let message = |reply| RegistryMessage::Find {
             box_id,
             caller,
             reply,
         };
-        self.ask(ask).await?
+        self.query(message).await?
     }
 
     /// Lists the boxes of the caller, sorted by id.
@@ -140,26 +138,26 @@ impl BoxRuntime {
         caller: &Caller,
         params: &BoxListParams,
     ) -> Result<BoxListResult, BoxError> {
-        let asker = caller.clone();
-        let ask = |reply| Ask::All {
-            caller: asker,
+        let owner = caller.clone();
+        let message = |reply| RegistryMessage::All {
+            caller: owner,
             reply,
         };
-        let mut cards = self.ask(ask).await?;
-        cards.retain(|entry| is_listed(entry, params));
-        let total = cards.len() as u64;
-        let mut cards: Vec<_> = cards
+        let mut entries = self.query(message).await?;
+        entries.retain(|entry| is_listed(entry, params));
+        let total = entries.len() as u64;
+        let mut entries: Vec<_> = entries
             .into_iter()
-            .map(|entry| (entry.seen_as(caller), entry))
+            .map(|entry| (entry.visible_id(caller), entry))
             .collect();
-        cards.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         if let Some(after) = &params.after {
-            cards.retain(|(id, _)| id > after);
+            entries.retain(|(id, _)| id > after);
         }
         let limit = params.limit.map_or(usize::MAX, |limit| limit as usize);
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
-        for (_, entry) in cards.iter().take(limit) {
-            let info = entry.listed(caller);
+        for (_, entry) in entries.iter().take(limit) {
+            let info = entry.list_info(caller);
             let bytes = info.about_bytes();
             if bytes > room && !items.is_empty() {
                 break;
@@ -167,7 +165,7 @@ impl BoxRuntime {
             room = room.saturating_sub(bytes);
             items.push(info);
         }
-        let next = items.last().filter(|_| items.len() < cards.len());
+        let next = items.last().filter(|_| items.len() < entries.len());
         Ok(BoxListResult {
             next: next.map(|info| info.box_id.clone()),
             items,
@@ -189,20 +187,19 @@ impl BoxRuntime {
         mut params: BoxUpdateParams,
     ) -> Result<BoxInfo, BoxError> {
         if let Some(mounts) = params.extra_mounts.take() {
-            self.change(caller, params.clone(), Stage::Check).await?;
-            let (reply, answer) = oneshot::channel();
-            let asked = Mount {
+            self.change(caller, params.clone(), UpdateStage::Validate)
+                .await?;
+            let mount = |reply| Mount {
                 caller: caller.clone(),
                 box_id: params.box_id.clone(),
                 mounts,
                 reply,
             };
-            self.send(Ask::Request(Request::Mount(Box::new(asked))))
+            self.request(|reply| Request::Mount(Box::new(mount(reply))))
                 .await?;
-            answer.await.map_err(|_| unanswered())??;
         }
-        let entry = self.change(caller, params, Stage::Change).await?;
-        entry.kept().await?;
+        let entry = self.change(caller, params, UpdateStage::Apply).await?;
+        entry.wait_persisted().await?;
         Ok(entry.info(caller))
     }
 
@@ -210,16 +207,16 @@ impl BoxRuntime {
         &self,
         caller: &Caller,
         params: BoxUpdateParams,
-        stage: Stage,
+        stage: UpdateStage,
     ) -> Result<Arc<BoxEntry>, BoxError> {
         let (caller, params) = (caller.clone(), Box::new(params));
-        let ask = |reply| Ask::Update {
+        let message = |reply| RegistryMessage::Update {
             caller,
             params,
             stage,
             reply,
         };
-        self.ask(ask).await?
+        self.query(message).await?
     }
 
     /// Pauses or resumes a box, after the execs that arrived earlier.
@@ -232,16 +229,14 @@ impl BoxRuntime {
         caller: &Caller,
         params: BoxTransitionParams,
     ) -> Result<BoxTransitionResult, BoxError> {
-        let (reply, answer) = oneshot::channel();
-        let asked = Transition {
+        let transition = |reply| Transition {
             caller: caller.clone(),
             box_id: params.box_id,
             to: params.to,
             reply,
         };
-        self.send(Ask::Request(Request::Transition(Box::new(asked))))
-            .await?;
-        answer.await.map_err(|_| unanswered())?
+        self.request(|reply| Request::Transition(Box::new(transition(reply))))
+            .await
     }
 
     /// Deletes a box and returns after the box has ended.
@@ -250,16 +245,14 @@ impl BoxRuntime {
         caller: &Caller,
         params: BoxDeleteParams,
     ) -> Result<BoxDeleteResult, BoxError> {
-        let (reply, answer) = oneshot::channel();
-        let delete = Delete {
+        let delete = |reply| Delete {
             caller: caller.clone(),
             box_id: params.box_id,
             force: params.force,
             reply,
         };
-        self.send(Ask::Request(Request::Delete(Box::new(delete))))
-            .await?;
-        answer.await.map_err(|_| unanswered())?
+        self.request(|reply| Request::Delete(Box::new(delete(reply))))
+            .await
     }
 
     /// Returns the selected backend and its missing features.
@@ -270,7 +263,9 @@ impl BoxRuntime {
     /// Returns the health, the caller's box count, the limits and the free capacity.
     pub async fn status(&self, caller: &Caller) -> Result<SystemStatusResult, BoxError> {
         let caller = caller.clone();
-        let Count { seen, all } = self.ask(|reply| Ask::Count { caller, reply }).await?;
+        let BoxCount { visible, total } = self
+            .query(|reply| RegistryMessage::Count { caller, reply })
+            .await?;
         let config = &self.shared.config;
         let limits = [
             ("max_boxes", config.max_boxes),
@@ -279,15 +274,15 @@ impl BoxRuntime {
         ];
         Ok(SystemStatusResult {
             backend: self.health().await,
-            active_boxes: seen as u64,
+            active_boxes: visible as u64,
             idle_ttl_sec: config.idle_ttl.as_secs(),
             limits: limits
                 .map(|(name, limit)| (name.to_owned(), limit as u64))
                 .into(),
             capacity: Capacity {
                 limit: config.max_boxes as u64,
-                used: all as u64,
-                remaining: config.max_boxes.saturating_sub(all) as u64,
+                used: total as u64,
+                remaining: config.max_boxes.saturating_sub(total) as u64,
             },
             ..SystemStatusResult::default()
         })
@@ -302,12 +297,12 @@ impl BoxRuntime {
         params: SystemConfigureParams,
     ) -> Result<SystemConfigureResult, BoxError> {
         let (caller, members) = (caller.clone(), params.0);
-        let ask = |reply| Ask::Configure {
+        let message = |reply| RegistryMessage::Configure {
             caller,
             members,
             reply,
         };
-        self.ask(ask).await??;
+        self.query(message).await??;
         Ok(SystemConfigureResult { initialized: true })
     }
 
@@ -323,17 +318,17 @@ impl BoxRuntime {
         let within = params.within_ms.map(Duration::from_millis);
         let within = within.unwrap_or(self.shared.config.shutdown_within);
         let caller = caller.clone();
-        let ask = |reply| Ask::Shutdown {
+        let message = |reply| RegistryMessage::Shutdown {
             caller,
             exit: params.exit,
             until: Instant::now() + within.min(LONGEST_SHUTDOWN),
             reply,
         };
-        self.ask(ask).await?
+        self.query(message).await?
     }
 
     /// Waits until a caller has asked the server to exit.
-    pub async fn exit_asked(&self) {
+    pub async fn exit_requested(&self) {
         let mut exited = self.exited.clone();
         if exited.wait_for(|exited| *exited).await.is_err() {
             std::future::pending::<()>().await;
@@ -344,8 +339,8 @@ impl BoxRuntime {
         self.max_boxes
     }
 
-    pub(crate) fn table(&self) -> mpsc::Sender<Ask> {
-        self.table.clone()
+    pub(crate) fn registry(&self) -> mpsc::Sender<RegistryMessage> {
+        self.registry.clone()
     }
 
     pub(crate) fn shared(&self) -> &Shared {
@@ -356,20 +351,30 @@ impl BoxRuntime {
         Arc::clone(&self.shared)
     }
 
-    pub(crate) async fn send(&self, ask: Ask) -> Result<(), BoxError> {
-        self.table.send(ask).await.map_err(|_| unanswered())
+    /// Sends a request to the actor of its box, through the registry.
+    async fn request<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<T, BoxError>>) -> Request,
+    ) -> Result<T, BoxError> {
+        self.query(|reply| RegistryMessage::Request(request(reply)))
+            .await?
     }
 
-    async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<T, BoxError> {
+    /// Sends a message to the registry and waits for the answer.
+    pub(crate) async fn query<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<T>) -> RegistryMessage,
+    ) -> Result<T, BoxError> {
         let (reply, answer) = oneshot::channel();
-        self.send(ask(reply)).await?;
+        let sent = self.registry.send(message(reply)).await;
+        sent.map_err(|_| unanswered())?;
         answer.await.map_err(|_| unanswered())
     }
 }
 
 /// The error for a box task that was aborted or panicked before it answered.
 pub(crate) fn unanswered() -> BoxError {
-    BoxError::unavailable("the box ended without an answer")
+    BoxError::unavailable("the box ended before it answered the call")
 }
 
 pub(crate) fn unsupported(field: &str, why: &str) -> BoxError {
@@ -384,14 +389,14 @@ fn is_listed(entry: &BoxEntry, params: &BoxListParams) -> bool {
     {
         return false;
     }
-    let live = entry.live();
+    let status = entry.status();
     params
         .name
         .as_ref()
-        .is_none_or(|name| live.name.as_ref() == Some(name))
-        && (params.state.is_empty() || params.state.contains(&live.state))
+        .is_none_or(|name| status.name.as_ref() == Some(name))
+        && (params.state.is_empty() || params.state.contains(&status.state))
         && params
             .labels
             .iter()
-            .all(|(label, value)| live.labels.get(label) == Some(value))
+            .all(|(label, value)| status.labels.get(label) == Some(value))
 }

@@ -1,7 +1,12 @@
 //! `shell.*`: forwards calls about shells to the agent that runs them.
 //!
-//! The agent owns the shells. The runtime applies the defaults of the box, and starts a run as a
-//! command.
+//! 1. `shell.create` applies the defaults of the box and asks the agent for a shell with this id. The
+//!    agent returns an existing shell with the same id.
+//! 2. `shell.run` starts a text in a shell as a command with the role `run`. Reading, killing and the
+//!    log of such a command are those of every command (`commands.rs`).
+//! 3. The agent runs the texts of one shell one after another. Displayed media of a Python or
+//!    JavaScript run come as chunks after all its output.
+//! 4. `shell.delete` ends the shell and its runs.
 
 use box_protocol::actions::{
     AgentStartParams, CommandChunk, CommandStartResult, ShellCreate, ShellCreateParams,
@@ -16,9 +21,9 @@ use uuid::Uuid;
 use crate::box_actor::agent_access::AgentLease;
 use crate::box_actor::agent_violation;
 use crate::commands::id_or_new;
-use crate::data_plane::ask;
-use crate::env_file::environment;
-use crate::handlers::{plain, streamed};
+use crate::data_plane::call_agent;
+use crate::environment::command_environment;
+use crate::handlers::{plain, streaming};
 use crate::runtime::BoxRuntime;
 use crate::start::directory;
 use box_rpc::Caller;
@@ -30,28 +35,28 @@ impl BoxRuntime {
         caller: &Caller,
         mut params: ShellCreateParams,
     ) -> Result<ShellCreateResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.enter(caller, &params.box_id).await?;
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire(caller, &params.box_id).await?;
         let defaults = lease.defaults().unwrap_or_default();
         let id = match params.shell_id {
             Some(id) => id,
             None => ShellId::new(Uuid::now_v7().simple().to_string())?,
         };
         let (agent, box_id) = (&lease.agent, &params.box_id);
-        let env = environment(agent, box_id, &defaults, params.env);
-        params.env = lease.attended(lease.outcome(env)).await??;
+        let env = command_environment(agent, box_id, &defaults, params.env);
+        params.env = lease.with_health_checks(lease.outcome(env)).await??;
         params.shell_id = Some(id.clone());
         params.cwd = Some(directory(params.cwd, defaults.cwd, lease.spec()));
-        let mut made = lease
-            .outcome(ask::<ShellCreate>(&lease, &params, order))
+        let mut created = lease
+            .outcome(call_agent::<ShellCreate>(&lease, &params, ticket))
             .await?;
-        if made.info.shell_id != id {
+        if created.info.shell_id != id {
             return Err(BoxError::unavailable(agent_violation(
                 "answered for another shell",
             )));
         }
-        lease.own(&mut made.info);
-        Ok(made)
+        lease.set_box_id(&mut created.info);
+        Ok(created)
     }
 
     /// Runs a text in a shell.
@@ -64,11 +69,11 @@ impl BoxRuntime {
         params: ShellRunParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.enter(caller, &params.box_id).await?;
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
         let (id, text) = (id_or_new(params.command_id)?, Program::text(params.text)?);
-        let asked = AgentStartParams {
+        let agent_params = AgentStartParams {
             env: params.env,
             shell_id: Some(params.shell_id),
             stdin: params.stdin,
@@ -76,7 +81,7 @@ impl BoxRuntime {
             role: Role::Run,
             ..AgentStartParams::new(id, text, params.cwd.unwrap_or_default())
         };
-        self.begin(&lease, asked, order, attach).await
+        self.begin(&lease, agent_params, ticket, attach).await
     }
 
     /// Lists the shells of a box, oldest first.
@@ -87,13 +92,13 @@ impl BoxRuntime {
         caller: &Caller,
         params: ShellListParams,
     ) -> Result<ShellListResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.look(caller, &params.box_id).await?;
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire_readonly(caller, &params.box_id).await?;
         let mut found = lease
-            .outcome(ask::<ShellList>(&lease, &params, order))
+            .outcome(call_agent::<ShellList>(&lease, &params, ticket))
             .await?;
         for info in &mut found.items {
-            lease.own(info);
+            lease.set_box_id(info);
         }
         Ok(found)
     }
@@ -104,30 +109,23 @@ impl BoxRuntime {
         caller: &Caller,
         params: ShellDeleteParams,
     ) -> Result<ShellDeleteResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.enter(caller, &params.box_id).await?;
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire(caller, &params.box_id).await?;
         lease
-            .outcome(ask::<ShellDelete>(&lease, &params, order))
+            .outcome(call_agent::<ShellDelete>(&lease, &params, ticket))
             .await
     }
 }
 
 impl AgentLease {
     /// Sets the box id, which the runtime does not accept from an agent.
-    fn own(&self, info: &mut ShellInfo) {
+    fn set_box_id(&self, info: &mut ShellInfo) {
         info.box_id = self.spec().box_id.clone();
     }
 }
 
-impl Handle<ShellRun> for BoxRuntime {
-    async fn handle(
-        &self,
-        params: ShellRunParams,
-        call: Call<ShellRun>,
-    ) -> Result<CommandStartResult, BoxError> {
-        let caller = call.caller();
-        streamed(call, |chunks| self.run_in_shell(&caller, params, chunks)).await
-    }
+streaming! {
+    ShellRun: run_in_shell(ShellRunParams) -> CommandStartResult;
 }
 
 plain! {

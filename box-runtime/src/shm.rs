@@ -100,13 +100,13 @@ impl ShmSlot {
     }
 
     /// Reads from an offset of the slot. The range must be within the slot.
-    pub(crate) fn read_at(&self, place: u64, bytes: u64) -> io::Result<Vec<u8>> {
-        if place.saturating_add(bytes) > SPOOL_BYTES {
+    pub(crate) fn read_at(&self, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
+        if offset.saturating_add(bytes) > SPOOL_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
         let mut piece = vec![0; length];
-        let at = u64::from(self.number) * SPOOL_BYTES + place;
+        let at = u64::from(self.number) * SPOOL_BYTES + offset;
         self.slots.file.read_exact_at(&mut piece, at)?;
         Ok(piece)
     }
@@ -132,14 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_read_where_they_are_and_never_over_the_end() {
+    fn pieces_are_read_at_their_offset_within_the_ring() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(u64::from(SPOOL_SLOTS) * SPOOL_BYTES).unwrap();
         file.write_all_at(b"out", SPOOL_BYTES + 5).unwrap();
         file.write_all_at(b"err", 2 * SPOOL_BYTES - 3).unwrap();
-        let spool = ShmPool::new(file);
-        let first = spool.to_read().unwrap();
-        let slot = spool.to_read().unwrap();
+        let pool = ShmPool::new(file);
+        let first = pool.to_read().unwrap();
+        let slot = pool.to_read().unwrap();
         assert_eq!((first.number(), slot.number()), (0, 1));
         let read = |stream, offset, bytes| slot.read(stream, offset, bytes).ok();
         assert_eq!(read(StreamName::Stdout, SPOOL_RING + 5, 3).unwrap(), b"out");
@@ -150,12 +150,12 @@ mod tests {
 
     #[test]
     fn a_slot_has_one_user() {
-        let spool = ShmPool::new(tempfile::tempfile().unwrap());
-        let mut read: Vec<_> = std::iter::from_fn(|| spool.to_read()).collect();
-        let mut filled: Vec<_> = std::iter::from_fn(|| spool.to_fill()).collect();
+        let pool = ShmPool::new(tempfile::tempfile().unwrap());
+        let mut read: Vec<_> = std::iter::from_fn(|| pool.to_read()).collect();
+        let mut filled: Vec<_> = std::iter::from_fn(|| pool.to_fill()).collect();
         assert_eq!(read.len() + filled.len(), SPOOL_SLOTS as usize);
         let (one, other) = (read.pop().unwrap().number(), filled.pop().unwrap().number());
-        assert_eq!(spool.to_read().unwrap().number(), one);
-        assert_eq!(spool.to_fill().unwrap().number(), other);
+        assert_eq!(pool.to_read().unwrap().number(), one);
+        assert_eq!(pool.to_fill().unwrap().number(), other);
     }
 }

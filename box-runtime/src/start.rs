@@ -18,10 +18,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::box_actor::agent_access::AgentLease;
 use crate::box_actor::{Failure, agent_violation};
+use crate::call_order::OrderTicket;
 use crate::commands::id_or_new;
-use crate::data_plane::ask;
-use crate::env_file::environment;
-use crate::order::Queued;
+use crate::data_plane::call_agent;
+use crate::environment::command_environment;
 use crate::output::{Converted, OutputView};
 use crate::shm::ShmSlot;
 
@@ -32,7 +32,7 @@ const OVERTIME_BYTES: usize = 1024 * 1024;
 const STALLED_READER: Duration = Duration::from_mins(1);
 
 /// The reply that the caller of a start wants.
-pub(crate) enum Reply<'a> {
+pub(crate) enum ReplyMode<'a> {
     /// The start of the command.
     Started,
     /// The exit of the command, with the first bytes of each stream.
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
     async fn send(&self, chunk: CommandChunk) -> Result<(), Failure> {
         let sending = self.to.send(chunk);
         let Some(deadline) = self.deadline else {
-            let left = |_| BoxError::cancelled("the client has left");
+            let left = |_| BoxError::cancelled("the client has disconnected");
             return sending.await.map_err(left).map_err(Failure::Other);
         };
         match deadline.at.checked_add(STALLED_READER) {
@@ -127,8 +127,8 @@ fn size_of(chunk: &AgentChunk) -> usize {
 }
 
 /// The agent's answer about a started command.
-pub(crate) struct Answer {
-    pub(crate) told: AgentCommand,
+pub(crate) struct StartAnswer {
+    pub(crate) command: AgentCommand,
     /// How reading ended, if the output was streamed.
     pub(crate) read: Option<ReadEnd>,
     /// The shared memory that holds collected output.
@@ -138,7 +138,7 @@ pub(crate) struct Answer {
 /// Returns the program that runs a text in the shell of the box.
 ///
 /// If the box has no shell setting, the agent chooses bash or sh.
-pub(crate) fn in_shell(program: Program, shell: Option<String>) -> Result<Program, BoxError> {
+pub(crate) fn shell_program(program: Program, shell: Option<String>) -> Result<Program, BoxError> {
     Ok(match (program, shell) {
         (Program::Text { 0: text, .. }, Some(shell)) => {
             Program::argv([shell, "-c".to_owned(), text])?
@@ -161,11 +161,11 @@ impl AgentLease {
         &self,
         params: CommandStartParams,
     ) -> Result<AgentStartParams, BoxError> {
-        let named = params.role != Role::Exec && params.command_id.is_some();
-        let asked = named.then(|| digest(&params));
+        let is_named = params.role != Role::Exec && params.command_id.is_some();
+        let digest = is_named.then(|| digest(&params));
         let mut defaults = self.defaults().unwrap_or_default();
         let env = self.environment(&defaults, params.env).await?;
-        let program = in_shell(params.program, defaults.shell.take())?;
+        let program = shell_program(params.program, defaults.shell.take())?;
         let cwd = directory(params.cwd, defaults.cwd.take(), self.spec());
         Ok(AgentStartParams {
             env,
@@ -184,49 +184,49 @@ impl AgentLease {
             retain_ms: params.retain_ms,
             role: params.role,
             note: params.note,
-            asked,
+            asked: digest,
             ..AgentStartParams::new(id_or_new(params.command_id)?, program, cwd)
         })
     }
 
     async fn environment(&self, defaults: &Defaults, of_call: Env) -> Result<Env, BoxError> {
         let box_id = &self.spec().box_id;
-        let env = environment(&self.agent, box_id, defaults, of_call);
+        let env = command_environment(&self.agent, box_id, defaults, of_call);
         if defaults.env_file.is_none() {
             return env.await;
         }
-        self.attended(env).await?
+        self.with_health_checks(env).await?
     }
 
     /// Starts a command and writes its start to the audit log.
     pub(crate) async fn start_audited(
         &self,
-        asked: AgentStartParams,
-        order: Queued,
+        agent_params: AgentStartParams,
+        ticket: OrderTicket,
         attach: Option<(mpsc::Sender<CommandChunk>, AttachOptions)>,
     ) -> Result<CommandStartResult, BoxError> {
         let (audit, entry) = (self.audit(), self.entry());
-        audit.started(self.caller(), &asked, &self.agent, entry);
-        let id = asked.command_id.clone();
+        audit.started(self.caller(), &agent_params, &self.agent, entry);
+        let id = agent_params.command_id.clone();
         let reply = match &attach {
-            None => Reply::Started,
-            Some((to, attach)) => Reply::Streamed {
+            None => ReplyMode::Started,
+            Some((to, attach)) => ReplyMode::Streamed {
                 attach: attach.clone(),
                 to,
             },
         };
-        let started = self.start(asked, order, reply, None).await;
+        let started = self.start(agent_params, ticket, reply, None).await;
         let started = started.map_err(BoxError::from);
         match &started {
-            Ok(answer) if answer.told.existed => audit.not_started(&id, None, entry),
+            Ok(answer) if answer.command.existed => audit.not_started(&id, None, entry),
             // After any other error the command may be running.
             Err(error) if is_refusal(error.code()) => audit.not_started(&id, Some(error), entry),
             Ok(_) | Err(_) => {}
         }
-        let Answer { told, read, .. } = started?;
+        let StartAnswer { command, read, .. } = started?;
         Ok(CommandStartResult {
-            existed: told.existed,
-            info: self.checked(told.info, &id)?,
+            existed: command.existed,
+            info: self.checked(command.info, &id)?,
             read,
             adjusted: Vec::new(),
         })
@@ -235,51 +235,55 @@ impl AgentLease {
     /// Starts a command and waits for the data that the reply needs.
     pub(crate) async fn start(
         &self,
-        mut asked: AgentStartParams,
-        order: Queued,
-        reply: Reply<'_>,
+        mut agent_params: AgentStartParams,
+        ticket: OrderTicket,
+        reply: ReplyMode<'_>,
         deadline: Option<Deadline>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<StartAnswer, Failure> {
         let (attach, to) = match reply {
-            Reply::Started => {
-                let told = ask::<AgentStart>(self, &asked, order).await?;
-                return Ok(Answer::of(told));
+            ReplyMode::Started => {
+                let command = call_agent::<AgentStart>(self, &agent_params, ticket).await?;
+                return Ok(StartAnswer::of(command));
             }
-            Reply::Collected { bytes } => {
+            ReplyMode::Collected { bytes } => {
                 let slot = self.slot();
-                asked.spool = slot.as_ref().map(ShmSlot::number);
-                asked.reply = AgentReply::Collected { bytes };
-                let call = self.agent.call::<AgentStart>(&asked);
-                let told = self.awaited(call, deadline).await??;
+                agent_params.spool = slot.as_ref().map(ShmSlot::number);
+                agent_params.reply = AgentReply::Collected { bytes };
+                let call = self.agent.call::<AgentStart>(&agent_params);
+                let command = self.wait_for(call, deadline).await??;
                 let read = None;
-                return Ok(Answer { told, read, slot });
+                return Ok(StartAnswer {
+                    command,
+                    read,
+                    slot,
+                });
             }
-            Reply::Streamed { attach, to } => (attach, to),
+            ReplyMode::Streamed { attach, to } => (attach, to),
         };
         let slot = self.slot();
         let output_view =
             OutputView::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
-        asked.spool = output_view.slot();
-        asked.reply = AgentReply::Streamed {
+        agent_params.spool = output_view.slot();
+        agent_params.reply = AgentReply::Streamed {
             until: Until {
                 bytes: None,
                 ..attach.until
             },
         };
         let to = Reader::new(to, deadline);
-        let id = &asked.command_id;
-        let reading = self.read::<AgentStart>(&asked, order, output_view, id, to);
-        let (told, read) = reading.await?;
-        Ok(Answer {
+        let id = &agent_params.command_id;
+        let reading = self.read::<AgentStart>(&agent_params, ticket, output_view, id, to);
+        let (command, read) = reading.await?;
+        Ok(StartAnswer {
             read: Some(read),
-            ..Answer::of(told)
+            ..StartAnswer::of(command)
         })
     }
 
     /// Waits for the agent until the deadline.
     ///
     /// Without a deadline it waits as long as the agent answers health checks.
-    async fn awaited<T>(
+    async fn wait_for<T>(
         &self,
         work: impl Future<Output = Result<T, CallError>>,
         deadline: Option<Deadline>,
@@ -289,15 +293,15 @@ impl AgentLease {
                 let end = deadline.at.max(Instant::now() + deadline.grace);
                 timeout_at(end, work).await.map_err(|_| Failure::Silent)
             }
-            None => Ok(self.attended(work).await?),
+            None => Ok(self.with_health_checks(work).await?),
         }
     }
 
     /// Reads output from the agent until it ends or the reader has enough.
     pub(crate) async fn read<A>(
         &self,
-        asked: &A::Params,
-        order: Queued,
+        agent_params: &A::Params,
+        ticket: OrderTicket,
         mut output_view: OutputView,
         id: &CommandId,
         mut to: Reader<'_>,
@@ -305,27 +309,27 @@ impl AgentLease {
     where
         A: Action<Chunk = AgentChunk, Result = AgentCommand>,
     {
-        let stream = self.agent.stream::<A>(asked);
-        let mut stream = self.awaited(stream, to.deadline).await??;
-        drop(order);
+        let stream = self.agent.stream::<A>(agent_params);
+        let mut stream = self.wait_for(stream, to.deadline).await??;
+        drop(ticket);
         let mut awaits_start = A::NAME == AgentStart::NAME;
         // The first chunk shows that the agent answers. Later ones come when the command writes.
         let first = async { stream.next().await.transpose() };
-        let mut next = self.awaited(first, to.deadline).await??;
+        let mut next = self.wait_for(first, to.deadline).await??;
         while let Some(chunk) = next {
             to.accept(&chunk)?;
-            let told = output_view.convert(chunk).map_err(Failure::Violation)?;
-            let is_start = matches!(told, Converted::Started(..));
+            let converted = output_view.convert(chunk).map_err(Failure::Violation)?;
+            let is_start = matches!(converted, Converted::Started(..));
             if is_start != awaits_start {
                 let what = if is_start {
                     "started a command twice"
                 } else {
-                    "told output before the start"
+                    "sent output before the start"
                 };
                 return Err(Failure::Violation(agent_violation(what)));
             }
             awaits_start = false;
-            let (chunks, enough) = match told {
+            let (chunks, enough) = match converted {
                 Converted::Started(info) => {
                     let info = self.checked(info, id)?;
                     (vec![CommandChunk::Started(Box::new(info))], false)
@@ -338,24 +342,24 @@ impl AgentLease {
             }
             if enough {
                 drop(stream);
-                let mut told = AgentCommand::new(id.clone(), 0);
-                told.info = Some(Box::new(self.look(id, Queued::none()).await?));
-                return Ok((told, output_view.end(ReadWhy::Bytes)));
+                let mut command = AgentCommand::new(id.clone(), 0);
+                command.info = Some(Box::new(self.command_info(id, OrderTicket::none()).await?));
+                return Ok((command, output_view.end(ReadWhy::Bytes)));
             }
             next = match to.deadline {
                 Some(_) => {
                     let chunk = async { stream.next().await.transpose() };
-                    self.awaited(chunk, to.deadline).await??
+                    self.wait_for(chunk, to.deadline).await??
                 }
                 None => stream.next().await.transpose()?,
             };
         }
-        let mut told = stream.finish().await?;
-        let why = told.why.unwrap_or(ReadWhy::Exit);
+        let mut command = stream.finish().await?;
+        let why = command.why.unwrap_or(ReadWhy::Exit);
         if why == ReadWhy::Exit {
-            let mut last = output_view.rest();
-            let shown = std::mem::take(&mut told.shown).into_iter();
-            if output_view.is_told() {
+            let mut last = output_view.finish();
+            let shown = std::mem::take(&mut command.shown).into_iter();
+            if output_view.wants_output() {
                 last.extend(shown.map(CommandChunk::Display));
             }
             for chunk in last {
@@ -365,14 +369,14 @@ impl AgentLease {
                 }
             }
         }
-        Ok((told, output_view.end(why)))
+        Ok((command, output_view.end(why)))
     }
 }
 
-impl Answer {
-    fn of(told: AgentCommand) -> Self {
+impl StartAnswer {
+    fn of(command: AgentCommand) -> Self {
         Self {
-            told,
+            command,
             read: None,
             slot: None,
         }

@@ -9,15 +9,15 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, timeout};
 
 use crate::box_actor::entry::BoxEntry;
-use crate::handlers::streamed;
+use crate::handlers::streaming;
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
 /// Maximum time for the agent to count disk usage. Other values do not need it.
-const PATIENCE: Duration = Duration::from_millis(500);
+const DISK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Minimum interval between two results.
-const OFTEN: Duration = Duration::from_millis(20);
+const MIN_INTERVAL: Duration = Duration::from_millis(20);
 
 impl BoxRuntime {
     /// Returns the current resource usage of a box.
@@ -33,26 +33,26 @@ impl BoxRuntime {
         let entry = self.entry(caller, &params.box_id).await?;
         let every = params.every_ms.map(Duration::from_millis);
         let Some((every, chunks)) = every.zip(chunks) else {
-            return figures(&entry).await;
+            return measure(&entry).await;
         };
-        let mut interval = tokio::time::interval(every.max(OFTEN));
+        let mut interval = tokio::time::interval(every.max(MIN_INTERVAL));
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             interval.tick().await;
-            let now = figures(&entry).await?;
+            let now = measure(&entry).await?;
             if chunks.send(now).await.is_err() {
-                return Err(BoxError::cancelled("the reader is gone"));
+                return Err(BoxError::cancelled("the reader has disconnected"));
             }
         }
     }
 }
 
-async fn figures(entry: &BoxEntry) -> Result<BoxStatsResult, BoxError> {
-    let (place, agent) = entry.place().await?;
+async fn measure(entry: &BoxEntry) -> Result<BoxStatsResult, BoxError> {
+    let (location, agent) = entry.wait_location().await?;
     let (received, sent) = entry.access.traffic();
-    let used = place.backend.usage(place.id)?;
-    let disk_bytes = match workspace(&entry.spec, &used) {
-        Some(workspace) => private(&agent, &used)
+    let used = location.backend.usage(location.id)?;
+    let disk_bytes = match workspace_bytes(&entry.spec, &used) {
+        Some(workspace) => private_bytes(&agent, &used)
             .await
             .map(|bytes| bytes.saturating_add(workspace)),
         None => None,
@@ -70,29 +70,22 @@ async fn figures(entry: &BoxEntry) -> Result<BoxStatsResult, BoxError> {
 ///
 /// The backend measures them if a quota is set. They are zero if the box cannot write to host
 /// files.
-fn workspace(spec: &BoxSpec, used: &BoxStatsResult) -> Option<u64> {
-    let written = spec.mounts_host_path() && spec.host_path_mode == HostPathMode::Rw;
-    let unknown = written || spec.file_bytes().is_some();
+fn workspace_bytes(spec: &BoxSpec, used: &BoxStatsResult) -> Option<u64> {
+    let is_writable = spec.mounts_host_path() && spec.host_path_mode == HostPathMode::Rw;
+    let unknown = is_writable || spec.file_bytes().is_some();
     used.disk_bytes.or((!unknown).then_some(0))
 }
 
 /// Returns the bytes of the files in the box's memory, as its agent counts them.
 ///
 /// A count above the memory limit cannot be true and is ignored.
-async fn private(agent: &Peer, used: &BoxStatsResult) -> Option<u64> {
-    let told = timeout(PATIENCE, agent.call::<AgentDisk>(&Empty {})).await;
-    let bytes = told.ok()?.ok()?.private_bytes;
-    let can_be = used.memory_limit_bytes.is_none_or(|limit| bytes <= limit);
-    can_be.then_some(bytes)
+async fn private_bytes(agent: &Peer, used: &BoxStatsResult) -> Option<u64> {
+    let answer = timeout(DISK_TIMEOUT, agent.call::<AgentDisk>(&Empty {})).await;
+    let bytes = answer.ok()?.ok()?.private_bytes;
+    let is_possible = used.memory_limit_bytes.is_none_or(|limit| bytes <= limit);
+    is_possible.then_some(bytes)
 }
 
-impl Handle<BoxStats> for BoxRuntime {
-    async fn handle(
-        &self,
-        params: BoxStatsParams,
-        call: Call<BoxStats>,
-    ) -> Result<BoxStatsResult, BoxError> {
-        let caller = call.caller();
-        streamed(call, |chunks| self.stats(&caller, params, chunks)).await
-    }
+streaming! {
+    BoxStats: stats(BoxStatsParams) -> BoxStatsResult;
 }

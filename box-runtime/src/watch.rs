@@ -8,7 +8,7 @@ use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
 
 use crate::commands::id_or_new;
-use crate::handlers::streamed;
+use crate::handlers::streaming;
 use crate::runtime::BoxRuntime;
 use box_rpc::Caller;
 
@@ -23,12 +23,12 @@ impl BoxRuntime {
         params: FileWatchParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
-        let order = self.order(caller, &params.box_id, &params);
-        let lease = self.enter(caller, &params.box_id).await?;
+        let ticket = self.order_ticket(caller, &params.box_id, &params);
+        let lease = self.acquire(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach?)));
         let keep = params.command_id.is_some();
         let program = Program::argv([FILE_WATCH.to_owned(), params.path.clone()])?;
-        let asked = AgentStartParams {
+        let agent_params = AgentStartParams {
             user: params.user,
             keep,
             role: Role::Watch,
@@ -39,20 +39,13 @@ impl BoxRuntime {
             })),
             ..AgentStartParams::new(id_or_new(params.command_id)?, program, "/")
         };
-        self.begin(&lease, asked, order, attach).await
+        self.begin(&lease, agent_params, ticket, attach).await
     }
 }
 
 /// The program name that a watch reports.
 const FILE_WATCH: &str = <FileWatch as box_rpc::Action>::NAME;
 
-impl Handle<FileWatch> for BoxRuntime {
-    async fn handle(
-        &self,
-        params: FileWatchParams,
-        call: Call<FileWatch>,
-    ) -> Result<CommandStartResult, BoxError> {
-        let caller = call.caller();
-        streamed(call, |chunks| self.watch_files(&caller, params, chunks)).await
-    }
+streaming! {
+    FileWatch: watch_files(FileWatchParams) -> CommandStartResult;
 }

@@ -58,7 +58,7 @@ pub(crate) async fn run(asked: &StdioArguments) -> Result<ExitCode> {
     let session = Session::start_boxed(connection, router, options);
     tokio::select! {
         _ = session.closed() => {}
-        () = boxes.runtime.exit_asked() => session.close(Duration::from_secs(config.server.drain_sec)).await,
+        () = boxes.runtime.exit_requested() => session.close(Duration::from_secs(config.server.drain_sec)).await,
     }
     let all = SystemShutdownParams::default();
     boxes.runtime.shutdown(&Caller::Local, all).await?;

@@ -172,8 +172,10 @@ fn reply(command: &str) -> Reply {
         "signal" => Reply::stdout("").signal(small(1)),
         "print" => Reply::stdout("é".repeat(number(1))).stderr("quiet"),
         "write" => Reply::stdout("wrote").writes(words[1], number(2)),
-        "spoil" => Reply::stdout("").writes(words[1], number(2)).dies(),
-        "die" => Reply::stdout("").takes(Duration::from_millis(20)).dies(),
+        "spoil" => Reply::stdout("").writes(words[1], number(2)).disconnects(),
+        "die" => Reply::stdout("")
+            .takes(Duration::from_millis(20))
+            .disconnects(),
         _ => Reply::stdout(format!("executed: {command}")),
     }
 }

@@ -38,18 +38,18 @@ impl Subscriber for Lines {
 }
 
 /// An agent that computes its answer from the acknowledged count.
-struct Told {
+struct ScriptedAgent {
     answer: fn(u64) -> AgentEndsResult,
-    asked: Arc<Mutex<Vec<u64>>>,
+    acknowledged: Arc<Mutex<Vec<u64>>>,
 }
 
-impl Handle<AgentEnds> for Told {
+impl Handle<AgentEnds> for ScriptedAgent {
     async fn handle(
         &self,
         params: AgentEndsParams,
         _: Call<AgentEnds>,
     ) -> Result<AgentEndsResult, BoxError> {
-        self.asked.lock().unwrap().push(params.heard);
+        self.acknowledged.lock().unwrap().push(params.heard);
         Ok((self.answer)(params.heard))
     }
 }
@@ -72,17 +72,17 @@ fn ends(first: u64, count: usize) -> AgentEndsResult {
 /// Receives exits for ten seconds from an agent with `open` commands.
 ///
 /// Returns the acknowledged counts, and the number of log lines.
-async fn listened(answer: fn(u64) -> AgentEndsResult, open: u64) -> (Vec<u64>, u64) {
+async fn receive_from(answer: fn(u64) -> AgentEndsResult, open: u64) -> (Vec<u64>, u64) {
     let lines = Lines::default();
     let _counted = tracing::subscriber::set_default(lines.clone());
-    let asked = Arc::default();
-    let told = Told {
+    let acknowledged = Arc::default();
+    let agent = ScriptedAgent {
         answer,
-        asked: Arc::clone(&asked),
+        acknowledged: Arc::clone(&acknowledged),
     };
     let (near, far) = queue::pair(16);
-    let router = Router::builder(Arc::new(told)).on::<AgentEnds>().build();
-    let _agent = Session::start(far, router, Options::new(Caller::Local));
+    let router = Router::builder(Arc::new(agent)).on::<AgentEnds>().build();
+    let _session = Session::start(far, router, Options::new(Caller::Local));
     let options = Options {
         limits: Limits::in_process(),
         ..Options::client()
@@ -91,39 +91,42 @@ async fn listened(answer: fn(u64) -> AgentEndsResult, open: u64) -> (Vec<u64>, u
     let entry = BoxEntry::new("me".into(), &SpecDraft::new("b").build().unwrap());
     let audit = Audit::default();
     audit.resume(
-        Earlier { open, unheard: 0 },
+        Earlier {
+            open,
+            unreported: 0,
+        },
         &session.peer(),
         &Arc::new(entry),
     );
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let asked = asked.lock().unwrap().clone();
-    (asked, lines.0.load(Ordering::Relaxed))
+    let acknowledged = acknowledged.lock().unwrap().clone();
+    (acknowledged, lines.0.load(Ordering::Relaxed))
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_ends_are_written_than_there_were_starts_and_no_agent_is_asked_without_rest() {
-    let (asked, lines) = listened(|heard| ends(heard, 3), 7).await;
+async fn no_more_exits_are_logged_than_starts_and_excess_exits_cause_a_pause() {
+    let (acknowledged, lines) = receive_from(|heard| ends(heard, 3), 7).await;
     assert_eq!(lines, 7);
     assert_eq!(
-        asked[..4],
+        acknowledged[..4],
         [0, 3, 6, 9],
-        "what was told is said to be heard"
+        "reported exits are acknowledged"
     );
-    assert!(asked.len() < 15, "{}", asked.len());
+    assert!(acknowledged.len() < 15, "{}", acknowledged.len());
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_tells_nothing_or_the_same_again_is_not_listened_to() {
+async fn an_agent_that_reports_no_or_repeated_exits_is_ignored() {
     // One line reports the commands without an observed exit.
-    assert_eq!(listened(|_| ends(0, 0), 7).await, (vec![0], 1));
-    assert_eq!(listened(|_| ends(0, 2), 7).await, (vec![0, 2], 3));
-    assert_eq!(listened(|_| ends(u64::MAX, 2), 7).await, (vec![0], 1));
+    assert_eq!(receive_from(|_| ends(0, 0), 7).await, (vec![0], 1));
+    assert_eq!(receive_from(|_| ends(0, 2), 7).await, (vec![0, 2], 3));
+    assert_eq!(receive_from(|_| ends(u64::MAX, 2), 7).await, (vec![0], 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn ends_that_could_not_be_kept_are_counted() {
-    let (asked, lines) = listened(|heard| ends(heard + 5, 1), 3).await;
+async fn exits_that_the_agent_dropped_are_counted() {
+    let (acknowledged, lines) = receive_from(|heard| ends(heard + 5, 1), 3).await;
     // The first answer defines where the exits begin, so none are missing before it.
-    assert_eq!(asked[..3], [0, 6, 12]);
-    assert_eq!(lines, 3 + u64::try_from(asked.len()).unwrap() - 1);
+    assert_eq!(acknowledged[..3], [0, 6, 12]);
+    assert_eq!(lines, 3 + u64::try_from(acknowledged.len()).unwrap() - 1);
 }

@@ -1,7 +1,7 @@
 //! Concurrent access of calls to the agent of a box.
 //!
-//! These calls bypass the actor's queue and may overlap with execs and with each other. A call in
-//! progress keeps the box in use.
+//! These calls bypass the actor's queue and may overlap with execs and with each other. A lease
+//! keeps the box in use, unless it only queries the agent.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,51 +15,53 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::audit::Audit;
-use crate::box_actor::entry::{BoxEntry, Place};
+use crate::box_actor::entry::{BoxEntry, Location};
 use crate::shm::{ShmPool, ShmSlot};
 use box_rpc::Caller;
 
 /// Limit of concurrent calls per box.
 ///
 /// The limit is lower than the agent's own, so that an exec always finds room.
-pub(crate) const CALLS_INSIDE: usize = 192;
+pub(crate) const MAX_CALLS: usize = 192;
 
 /// Limit of payload bytes of concurrent calls per box.
 ///
 /// The payload occupies memory of this process first, and memory of the box afterwards.
-pub(crate) const BYTES_INSIDE: usize = 64 << 20;
+pub(crate) const MAX_PAYLOAD_BYTES: usize = 64 << 20;
 
 /// Limit of payload bytes in messages on their way to the agent.
-const BYTES_AHEAD: usize = 16 << 20;
+const MAX_TRANSIT_BYTES: usize = 16 << 20;
 
 /// How long a call waits for the reason of its agent's disconnect.
-const WHY: Duration = Duration::from_secs(5);
+const REASON_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Unit in which the semaphores count bytes.
-const PORTION: usize = 1024;
+const BYTES_PER_PERMIT: usize = 1024;
 
 /// Access to the agent of one box, opened and shut by its actor.
 pub(crate) struct AgentAccess {
-    state: watch::Sender<State>,
-    lease: Semaphore,
-    ahead: Semaphore,
+    state: watch::Sender<AccessState>,
+    /// Permits for the payload of calls in progress.
+    payload: Semaphore,
+    /// Permits for payload in messages to the agent.
+    transit: Semaphore,
     received: AtomicU64,
     sent: AtomicU64,
 }
 
-struct State {
-    way: Way,
+struct AccessState {
+    agent: AgentState,
     /// Calls in progress that use the box.
     calls: usize,
     /// Calls in progress that only query the agent.
-    looks: usize,
+    queries: usize,
     /// Time of the last start or end of a call that uses the box.
-    used: Instant,
+    last_used: Instant,
 }
 
-impl State {
+impl AccessState {
     fn is_full(&self) -> bool {
-        self.calls + self.looks >= CALLS_INSIDE
+        self.calls + self.queries >= MAX_CALLS
     }
 }
 
@@ -67,58 +69,60 @@ impl State {
 #[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) peer: Peer,
-    pub(crate) spool: Option<ShmPool>,
-    /// Whether the agent supports file transfer through shared memory slots.
-    pub(crate) spools_files: bool,
-    pub(crate) place: Place,
+    pub(crate) shm: Option<ShmPool>,
+    /// Whether the agent supports file transfer through shared memory.
+    pub(crate) has_file_shm: bool,
+    pub(crate) location: Location,
     pub(crate) audit: Audit,
 }
 
-enum Way {
+enum AgentState {
     /// The box is starting; calls wait.
-    Opening,
-    Open(Agent),
+    Starting,
+    Connected(Agent),
     /// The box does not exist, for this reason.
-    Shut(BoxError),
+    Gone(BoxError),
 }
 
 impl AgentAccess {
     pub(crate) fn new() -> Self {
-        let state = State {
-            way: Way::Opening,
+        let state = AccessState {
+            agent: AgentState::Starting,
             calls: 0,
-            looks: 0,
-            used: Instant::now(),
+            queries: 0,
+            last_used: Instant::now(),
         };
         Self {
             state: watch::Sender::new(state),
-            lease: Semaphore::new(BYTES_INSIDE / PORTION),
-            ahead: Semaphore::new(BYTES_AHEAD / PORTION),
+            payload: Semaphore::new(MAX_PAYLOAD_BYTES / BYTES_PER_PERMIT),
+            transit: Semaphore::new(MAX_TRANSIT_BYTES / BYTES_PER_PERMIT),
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
         }
     }
 
     /// Marks the box as starting.
-    pub(crate) fn opening(&self) {
-        self.state.send_modify(|state| state.way = Way::Opening);
+    pub(crate) fn set_starting(&self) {
+        self.state
+            .send_modify(|state| state.agent = AgentState::Starting);
     }
 
     /// Marks the box as running with this agent.
-    pub(crate) fn open(&self, agent: Agent) {
-        self.state.send_modify(|state| state.way = Way::Open(agent));
+    pub(crate) fn set_connected(&self, agent: Agent) {
+        self.state
+            .send_modify(|state| state.agent = AgentState::Connected(agent));
     }
 
     /// Marks the box as gone, for this reason.
     ///
     /// The first reason stays until the next start. Only an end reason replaces a reason that is
     /// not an end, because an unreachable box may still end.
-    pub(crate) fn shut(&self, reason: BoxError) {
+    pub(crate) fn close(&self, reason: BoxError) {
         self.state.send_modify(|state| {
-            let stands =
-                matches!(&state.way, Way::Shut(first) if is_end(first) || !is_end(&reason));
-            if !stands {
-                state.way = Way::Shut(reason);
+            let is_final =
+                matches!(&state.agent, AgentState::Gone(first) if is_end(first) || !is_end(&reason));
+            if !is_final {
+                state.agent = AgentState::Gone(reason);
             }
         });
     }
@@ -126,50 +130,50 @@ impl AgentAccess {
     /// Shuts the access unless a call uses the box; returns whether no call does.
     ///
     /// Check and change are atomic, so no call can start in between.
-    pub(crate) fn shut_if_unused(&self, reason: BoxError) -> bool {
+    pub(crate) fn close_if_unused(&self, reason: BoxError) -> bool {
         let mut unused = false;
         self.state.send_modify(|state| {
             unused = state.calls == 0;
-            if unused && matches!(state.way, Way::Open(_)) {
-                state.way = Way::Shut(reason);
+            if unused && matches!(state.agent, AgentState::Connected(_)) {
+                state.agent = AgentState::Gone(reason);
             }
         });
         unused
     }
 
     /// Returns the reason why the box does not exist, if it does not.
-    pub(crate) fn why_shut(&self) -> Option<BoxError> {
-        match &self.state.borrow().way {
-            Way::Shut(reason) => Some(reason.clone()),
-            Way::Opening | Way::Open(_) => None,
+    pub(crate) fn end_reason(&self) -> Option<BoxError> {
+        match &self.state.borrow().agent {
+            AgentState::Gone(reason) => Some(reason.clone()),
+            AgentState::Starting | AgentState::Connected(_) => None,
         }
     }
 
     /// Returns why a box with a disconnected agent has ended.
     ///
     /// The actor reports the reason shortly after the disconnect.
-    pub(crate) async fn why_gone(&self) -> BoxError {
-        let is_over = |state: &State| match &state.way {
-            Way::Open(agent) => !agent.peer.is_closed(),
-            Way::Opening | Way::Shut(_) => true,
+    pub(crate) async fn wait_end_reason(&self) -> BoxError {
+        let is_known = |state: &AccessState| match &state.agent {
+            AgentState::Connected(agent) => !agent.peer.is_closed(),
+            AgentState::Starting | AgentState::Gone(_) => true,
         };
         let mut access = self.state.subscribe();
-        let _ = timeout(WHY, access.wait_for(is_over)).await;
-        self.why_shut().unwrap_or_else(ended)
+        let _ = timeout(REASON_TIMEOUT, access.wait_for(is_known)).await;
+        self.end_reason().unwrap_or_else(box_ended)
     }
 
     /// Waits until the box is no longer starting.
-    async fn decided(&self) {
+    async fn wait_started(&self) {
         let mut access = self.state.subscribe();
         // The sender is in `self`, so the channel is open.
         let _ = access
-            .wait_for(|state| !matches!(state.way, Way::Opening))
+            .wait_for(|state| !matches!(state.agent, AgentState::Starting))
             .await;
     }
 
     /// Returns the time of the last start or end of a call.
-    pub(crate) fn used(&self) -> Instant {
-        self.state.borrow().used
+    pub(crate) fn last_used(&self) -> Instant {
+        self.state.borrow().last_used
     }
 
     /// Returns whether no call uses the box.
@@ -184,7 +188,7 @@ impl AgentAccess {
     }
 
     /// Waits until no call uses the box.
-    pub(crate) async fn unused(&self) {
+    pub(crate) async fn wait_unused(&self) {
         // The sender is in `self`, so the channel is open.
         let _ = self
             .state
@@ -203,8 +207,8 @@ pub struct AgentLease {
     caller: Arc<str>,
     pub(crate) agent: Peer,
     audit: Audit,
-    spool: Option<ShmPool>,
-    spools_files: bool,
+    shm: Option<ShmPool>,
+    has_file_shm: bool,
 }
 
 /// Purpose of a call.
@@ -219,7 +223,7 @@ pub(crate) enum Purpose {
     /// The call only queries the agent.
     ///
     /// It does not count as use, and the box may be stopped.
-    Look,
+    ReadOnly,
 }
 
 impl fmt::Debug for AgentLease {
@@ -230,38 +234,36 @@ impl fmt::Debug for AgentLease {
 
 impl AgentLease {
     /// Waits for the box to start and begins a call.
-    pub(crate) async fn enter(
+    pub(crate) async fn acquire(
         entry: Arc<BoxEntry>,
         caller: &Caller,
         purpose: Purpose,
     ) -> Result<Self, BoxError> {
         loop {
-            entry.access.decided().await;
-            if let Some(lease) = Self::now(&entry, caller, purpose)? {
+            entry.access.wait_started().await;
+            if let Some(lease) = Self::try_acquire(&entry, caller, purpose)? {
                 return Ok(lease);
             }
         }
     }
 
     /// Begins a call if the box has started; returns `None` while it is starting.
-    pub(crate) fn now(
+    pub(crate) fn try_acquire(
         entry: &Arc<BoxEntry>,
         caller: &Caller,
         purpose: Purpose,
     ) -> Result<Option<Self>, BoxError> {
-        Ok(entry.come_in(purpose)?.map(|agent| Self {
+        Ok(entry.acquire_agent(purpose)?.map(|agent| Self {
             entry: Arc::clone(entry),
             purpose,
             caller: caller.name(),
             agent: agent.peer,
             audit: agent.audit,
-            spool: agent.spool,
-            spools_files: agent.spools_files,
+            shm: agent.shm,
+            has_file_shm: agent.has_file_shm,
         }))
     }
-}
 
-impl AgentLease {
     pub(crate) fn entry(&self) -> &Arc<BoxEntry> {
         &self.entry
     }
@@ -284,7 +286,7 @@ impl AgentLease {
     ) -> Result<T, BoxError> {
         match work.await {
             Err(error) if error.code() == Code::Unavailable && self.agent.is_closed() => {
-                Err(self.entry.access.why_gone().await)
+                Err(self.entry.access.wait_end_reason().await)
             }
             outcome => outcome,
         }
@@ -297,47 +299,47 @@ impl AgentLease {
 
     /// Returns the default settings of the box's commands.
     pub(crate) fn defaults(&self) -> Option<Defaults> {
-        self.entry.live().defaults.as_deref().cloned()
+        self.entry.status().defaults.as_deref().cloned()
     }
 
     /// Reserves memory for the payload of a call.
     ///
     /// The reservation fails if concurrent calls have reached the limit.
-    pub(crate) fn carry(&self, bytes: usize) -> Result<SemaphorePermit<'_>, BoxError> {
-        let room = self.entry.access.lease.try_acquire_many(portions(bytes));
-        room.map_err(|_| {
-            let what = "bytes of calls inside one box";
-            BoxError::limit(Code::Overloaded, what, "bytes_inside", BYTES_INSIDE)
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<SemaphorePermit<'_>, BoxError> {
+        let reserved = self.entry.access.payload.try_acquire_many(permits(bytes));
+        reserved.map_err(|_| {
+            let what = "the payload of the calls to this box";
+            BoxError::limit(Code::Overloaded, what, "bytes_inside", MAX_PAYLOAD_BYTES)
         })
     }
 
     /// Waits until the payload may be sent to the agent. Permits are held briefly.
-    pub(crate) async fn go_ahead(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
-        let portions = portions(bytes.min(BYTES_AHEAD));
+    pub(crate) async fn wait_to_send(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
+        let permits = permits(bytes.min(MAX_TRANSIT_BYTES));
         // The semaphore is never closed.
-        self.entry.access.ahead.acquire_many(portions).await.ok()
+        self.entry.access.transit.acquire_many(permits).await.ok()
     }
 
     /// Counts bytes received by the box over a port.
-    pub(crate) fn has_received(&self, bytes: usize) {
+    pub(crate) fn count_received(&self, bytes: usize) {
         let received = &self.entry.access.received;
         received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Counts bytes sent by the box over a port.
-    pub(crate) fn has_sent(&self, bytes: usize) {
+    pub(crate) fn count_sent(&self, bytes: usize) {
         let sent = &self.entry.access.sent;
         sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Returns the slots for file transfer, if the agent supports them.
-    pub(crate) fn file_slots(&self) -> Option<&ShmPool> {
-        self.spool.as_ref().filter(|_| self.spools_files)
+    pub(crate) fn file_shm(&self) -> Option<&ShmPool> {
+        self.shm.as_ref().filter(|_| self.has_file_shm)
     }
 
     /// Returns a free slot for large output.
     pub(crate) fn slot(&self) -> Option<ShmSlot> {
-        self.spool.as_ref().and_then(ShmPool::to_read)
+        self.shm.as_ref().and_then(ShmPool::to_read)
     }
 }
 
@@ -350,9 +352,9 @@ impl Drop for AgentLease {
         self.entry.access.state.send_modify(|state| match purpose {
             Purpose::Use => {
                 state.calls -= 1;
-                state.used = Instant::now();
+                state.last_used = Instant::now();
             }
-            Purpose::Look => state.looks -= 1,
+            Purpose::ReadOnly => state.queries -= 1,
             Purpose::Exec => {}
         });
         if purpose == Purpose::Use {
@@ -365,31 +367,37 @@ impl BoxEntry {
     /// Waits for the box to start and returns its location and agent.
     ///
     /// This does not count as use.
-    pub(crate) async fn place(&self) -> Result<(Place, Peer), BoxError> {
+    pub(crate) async fn wait_location(&self) -> Result<(Location, Peer), BoxError> {
         loop {
-            self.access.decided().await;
-            self.is_awake()?;
-            match &self.access.state.borrow().way {
-                Way::Opening => {}
-                Way::Open(agent) => return Ok((agent.place.clone(), agent.peer.clone())),
-                Way::Shut(reason) => return Err(reason.clone()),
+            self.access.wait_started().await;
+            self.check_awake()?;
+            match &self.access.state.borrow().agent {
+                AgentState::Starting => {}
+                AgentState::Connected(agent) => {
+                    return Ok((agent.location.clone(), agent.peer.clone()));
+                }
+                AgentState::Gone(reason) => return Err(reason.clone()),
             }
         }
     }
 
     /// Returns how the state of the box treats a call to its agent.
     pub(crate) fn access(&self) -> Access {
-        let live = self.live();
-        let wake = live.lifetime.as_ref().is_some_and(|lifetime| lifetime.wake);
-        live.state.access(wake)
+        let status = self.status();
+        let wake = status
+            .lifetime
+            .as_ref()
+            .is_some_and(|lifetime| lifetime.wake);
+        status.state.access(wake)
     }
 
     /// Returns an error if the box is paused or stopped.
-    pub(crate) fn is_awake(&self) -> Result<(), BoxError> {
+    pub(crate) fn check_awake(&self) -> Result<(), BoxError> {
         match self.access() {
             Access::WakeFirst | Access::Refused(Code::Conflict) => {
                 let id = &self.spec.box_id;
-                let error = BoxError::conflict(format!("box {id} is not running"));
+                let error =
+                    BoxError::conflict(format!("box {id} is not running; resume or start it"));
                 Err(error.with_detail(&Detail::about(Subject::Box)))
             }
             Access::Now | Access::Wait | Access::Refused(_) => Ok(()),
@@ -397,48 +405,48 @@ impl BoxEntry {
     }
 
     /// Returns the agent if the access is open, or `None` while the box is starting.
-    fn come_in(&self, purpose: Purpose) -> Result<Option<Agent>, BoxError> {
-        if purpose != Purpose::Look || self.live().state != BoxState::Stopped {
-            self.is_awake()?;
+    fn acquire_agent(&self, purpose: Purpose) -> Result<Option<Agent>, BoxError> {
+        if purpose != Purpose::ReadOnly || self.status().state != BoxState::Stopped {
+            self.check_awake()?;
         }
         if purpose == Purpose::Exec {
-            return match &self.access.state.borrow().way {
-                Way::Opening => Ok(None),
-                Way::Shut(reason) => Err(reason.clone()),
-                Way::Open(agent) => Ok(Some(agent.clone())),
+            return match &self.access.state.borrow().agent {
+                AgentState::Starting => Ok(None),
+                AgentState::Gone(reason) => Err(reason.clone()),
+                AgentState::Connected(agent) => Ok(Some(agent.clone())),
             };
         }
-        let mut met = Ok(None);
+        let mut acquired = Ok(None);
         self.access.state.send_modify(|state| {
-            met = match &state.way {
-                Way::Opening => Ok(None),
-                Way::Shut(reason) => Err(reason.clone()),
-                Way::Open(_) if state.is_full() => Err(BoxError::limit(
+            acquired = match &state.agent {
+                AgentState::Starting => Ok(None),
+                AgentState::Gone(reason) => Err(reason.clone()),
+                AgentState::Connected(_) if state.is_full() => Err(BoxError::limit(
                     Code::Overloaded,
-                    "calls inside one box",
+                    "the number of calls to this box",
                     "calls_inside",
-                    CALLS_INSIDE,
+                    MAX_CALLS,
                 )),
-                Way::Open(agent) => Ok(Some(agent.clone())),
+                AgentState::Connected(agent) => Ok(Some(agent.clone())),
             };
-            match (&met, purpose) {
+            match (&acquired, purpose) {
                 (Ok(Some(_)), Purpose::Use) => {
                     state.calls += 1;
-                    state.used = Instant::now();
+                    state.last_used = Instant::now();
                 }
-                (Ok(Some(_)), Purpose::Look) => state.looks += 1,
+                (Ok(Some(_)), Purpose::ReadOnly) => state.queries += 1,
                 _ => {}
             }
         });
-        if matches!(met, Ok(Some(_))) && purpose == Purpose::Use {
+        if matches!(acquired, Ok(Some(_))) && purpose == Purpose::Use {
             self.touch();
         }
-        met
+        acquired
     }
 }
 
-fn portions(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(PORTION)).unwrap_or(u32::MAX)
+fn permits(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(BYTES_PER_PERMIT)).unwrap_or(u32::MAX)
 }
 
 /// Returns whether a reason marks the end of a box.
@@ -448,7 +456,7 @@ fn is_end(reason: &BoxError) -> bool {
 }
 
 /// Returns the error of a call to a box that has ended.
-pub(crate) fn ended() -> BoxError {
+pub(crate) fn box_ended() -> BoxError {
     let error = BoxError::unavailable("the box has ended");
     with_end(
         error.with_detail(&Detail::about(Subject::Box)),
@@ -461,17 +469,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_stands_over_a_reason_that_is_none() {
+    fn an_end_replaces_a_reason_that_is_not_an_end() {
         let access = AgentAccess::new();
-        let why = || access.why_shut().unwrap();
-        access.shut(BoxError::unavailable("does not answer"));
-        access.shut(BoxError::unavailable("later"));
+        let why = || access.end_reason().unwrap();
+        access.close(BoxError::unavailable("does not answer"));
+        access.close(BoxError::unavailable("later"));
         assert_eq!(why().message(), "does not answer");
-        access.shut(ended());
+        access.close(box_ended());
         assert_eq!(why().message(), "the box has ended");
         let later = with_end(BoxError::conflict("was deleted"), Ended::Deleted);
-        access.shut(later);
-        access.shut(BoxError::unavailable("later"));
+        access.close(later);
+        access.close(BoxError::unavailable("later"));
         assert_eq!(why().message(), "the box has ended");
     }
 }

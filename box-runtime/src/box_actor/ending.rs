@@ -1,4 +1,15 @@
 //! Errors that calls receive once their box has ended.
+//!
+//! # End of a box
+//! 1. A delete, an expiry, an idle timeout, the end of the main command or a shutdown ends a box. A
+//!    delete with `force` and the others do not wait for the running exec.
+//! 2. The actor closes the access with the reason, so that calls in progress return that error.
+//! 3. The backend stops the box, which kills all its processes and removes its record
+//!    (`native/mod.rs`).
+//! 4. The runtime records an event and the reason (`ended_boxes.rs`). Later calls get "not found"
+//!    with this reason.
+//! 5. The actor returns the calls that it has not begun to the registry, which starts a new box for
+//!    them. The reply of a delete comes last.
 
 use box_protocol::error::{Detail, Ended, Subject, with_end};
 use box_protocol::{BoxError, BoxId};
@@ -7,34 +18,34 @@ use super::queue::EndReason;
 
 impl EndReason {
     /// Returns the error of a call in a box that ends for this reason.
-    pub(super) fn reason(&self, box_id: &BoxId) -> BoxError {
+    pub(super) fn error(&self, box_id: &BoxId) -> BoxError {
         ended_as(self.into(), box_id)
     }
 }
 
 impl From<&EndReason> for Ended {
-    fn from(over: &EndReason) -> Self {
-        match over {
+    fn from(reason: &EndReason) -> Self {
+        match reason {
             EndReason::Deleted(_) => Self::Deleted,
             EndReason::Expired => Self::Expired,
             EndReason::Idle => Self::Idle,
-            EndReason::Done => Self::Main,
-            EndReason::Closed => Self::Shutdown,
+            EndReason::MainEnded => Self::Main,
+            EndReason::Shutdown => Self::Shutdown,
         }
     }
 }
 
 /// Returns the error of a call in a box that has ended like this.
 pub(super) fn ended_as(why: Ended, box_id: &BoxId) -> BoxError {
-    let did = match why {
+    let what = match why {
         Ended::Deleted => "was deleted",
-        Ended::Expired => "expired: its time is over",
+        Ended::Expired => "expired: it reached its expires_at",
         Ended::Idle => "expired: no call used it for its idle time",
         Ended::Main => "ended: its main command has ended",
         Ended::Shutdown => "was ended: the runtime is shutting down",
         _ => "has ended",
     };
-    let message = format!("box {box_id} {did}");
+    let message = format!("box {box_id} {what}");
     let error = match why {
         Ended::Shutdown => BoxError::unavailable(message),
         _ => BoxError::conflict(message),

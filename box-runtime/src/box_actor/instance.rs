@@ -1,4 +1,14 @@
 //! Running instance of a box, if one exists: start, liveness check and stop.
+//!
+//! # Start of a box
+//! 1. The selector chooses the first available backend (`backend_choice.rs`).
+//! 2. The backend creates the box and returns a connection to its agent (`native/create.rs`).
+//! 3. The runtime checks the health of the agent and passes it the environment of the box.
+//! 4. The backend applies the network policy, before any process of the guest runs.
+//! 5. The agent starts the main command, if the spec has one (`main_command.rs`).
+//! 6. The runtime writes the record of the box, if boxes outlive it, and opens the access for calls.
+//!
+//! If a step fails or takes too long, the runtime stops the box and the call gets the error.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -6,9 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use box_protocol::actions::{AgentHealth, AgentHealthParams, AgentKill, AgentKillParams};
-use box_protocol::{
-    BoxError, BoxSpec, BoxState, Code, CommandId, Env, Invalid, UnixMs, default_path,
-};
+use box_protocol::{BoxError, BoxSpec, BoxState, Code, CommandId, Invalid, UnixMs};
 use box_rpc::{CallError, Codecs, Connection, Limits, Options, Session};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -20,11 +28,12 @@ use super::mounts::mounted;
 use super::queue::{EndReason, Wakeup};
 use super::request::Request;
 use super::{BoxEntry, Shared};
-use crate::adoption::{Coming, Unreached};
+use crate::adoption::{PendingReach, Unreached};
 use crate::audit::{Audit, Earlier};
-use crate::backend::{Backend, StartRequest, StartedBox, guest_of};
-use crate::box_actor::agent_access::{Agent, ended};
-use crate::box_actor::entry::{Mounts, Place};
+use crate::backend::{Backend, StartRequest, StartedBox};
+use crate::box_actor::agent_access::{Agent, box_ended};
+use crate::box_actor::entry::{Location, Mounts};
+use crate::environment::box_environment;
 use crate::shm::ShmPool;
 
 /// Version of the `agent.*` contract that this runtime supports.
@@ -42,39 +51,15 @@ pub(crate) fn carrier_limits() -> Limits {
     limits
 }
 
-/// Returns the default environment of the commands in a box.
-///
-/// It contains nothing of the runtime's environment. The system directories are read-only, so
-/// `pip install` and `npm install -g` install into Python's default user directory.
-fn environment(spec: &BoxSpec) -> Result<Env, Invalid> {
-    let (user, home) = guest_of(spec);
-    let own = format!("{}/.local", home.trim_end_matches('/'));
-    let path = default_path(home);
-    let mut env = Env::new();
-    for (name, value) in [
-        ("PATH", path.as_str()),
-        ("HOME", home),
-        ("USER", user),
-        ("LANG", "C.UTF-8"),
-        ("TERM", "dumb"),
-        // Disables Debian's protection of packaged Python modules (PEP 668); they are read-only anyway.
-        ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
-        ("NPM_CONFIG_PREFIX", own.as_str()),
-    ] {
-        env.insert(name, value)?;
-    }
-    Ok(env)
-}
-
 pub(super) struct Instance {
     pub(super) shared: Arc<Shared>,
     pub(super) entry: Arc<BoxEntry>,
-    pub(super) living: Option<RunningBox>,
+    pub(super) running: Option<RunningBox>,
     /// Box that is starting or stopping.
     /// The actor stops it even if the caller has stopped waiting.
-    unstopped: Option<(Arc<dyn Backend>, Uuid)>,
+    to_stop: Option<(Arc<dyn Backend>, Uuid)>,
     /// Adopted box that has not been reached yet. Only this task takes the lock.
-    coming: Option<Mutex<Coming>>,
+    pending: Option<Mutex<PendingReach>>,
 }
 
 /// Running box.
@@ -82,14 +67,14 @@ pub(crate) struct RunningBox {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) id: Uuid,
     pub(super) agent: Session,
-    pub(super) spool: Option<ShmPool>,
-    /// Whether the agent supports file transfer through slots; older agents do not.
-    spools_files: bool,
+    pub(super) shm: Option<ShmPool>,
+    /// Whether the agent supports file transfer through shared memory; older ones do not.
+    has_file_shm: bool,
     pub(super) audit: Audit,
     /// Commands that were running when the runtime connected.
     earlier: Earlier,
     /// Signals the end of a main command that ends the box.
-    pub(super) over: Arc<Notify>,
+    pub(super) main_ended: Arc<Notify>,
     /// Number of execs since the runtime connected.
     execs: u64,
     boot: Uuid,
@@ -98,10 +83,10 @@ pub(crate) struct RunningBox {
 impl RunningBox {
     /// Connects to the agent of a box and checks its health.
     /// `health` holds the parameters of the health call.
-    pub(crate) async fn meet(
+    pub(crate) async fn connect(
         shared: &Shared,
         (backend, id): (&Arc<dyn Backend>, Uuid),
-        (connection, spool): (Box<dyn Connection>, Option<ShmPool>),
+        (connection, shm): (Box<dyn Connection>, Option<ShmPool>),
         health: &AgentHealthParams,
     ) -> Result<Self, BoxError> {
         let mut limits = Limits::in_process();
@@ -113,21 +98,21 @@ impl RunningBox {
             codecs: Codecs::JSON_RPC,
             ..Options::client()
         };
-        let agent = Session::start_boxed(connection, shared.nothing.clone(), options);
+        let agent = Session::start_boxed(connection, shared.empty_router.clone(), options);
         let health = agent.peer().call::<AgentHealth>(health).await;
-        let (spools_files, earlier) = match health {
+        let (has_file_shm, earlier) = match health {
             Ok(health) if health.contract == AGENT_CONTRACT => {
                 (health.spools_files, Earlier::of(&health))
             }
             Ok(health) => {
                 return Err(BoxError::unavailable(format!(
-                    "the box's agent speaks contract {}, not {AGENT_CONTRACT}",
+                    "the box's agent has contract version {}; this runtime requires {AGENT_CONTRACT}",
                     health.contract
                 )));
             }
             Err(error) => {
                 return Err(BoxError::unavailable(format!(
-                    "the box's agent does not answer: {}",
+                    "the box's agent did not answer: {}",
                     error.code()
                 )));
             }
@@ -136,11 +121,11 @@ impl RunningBox {
             backend: Arc::clone(backend),
             id,
             agent,
-            spool,
-            spools_files,
+            shm,
+            has_file_shm,
             audit: Audit::default(),
             earlier,
-            over: Arc::default(),
+            main_ended: Arc::default(),
             execs: 0,
             boot: Uuid::now_v7(),
         })
@@ -162,8 +147,8 @@ impl RunningBox {
         let freezing = self.backend.freeze(self.id, frozen);
         let done = bounded(&*self.backend, what, limit, freezing).await;
         let done = done.and_then(|done| done);
-        let stands_still = frozen == done.is_ok();
-        self.agent.expect_silence(stands_still);
+        let is_frozen = frozen == done.is_ok();
+        self.agent.expect_silence(is_frozen);
         done
     }
 }
@@ -181,17 +166,17 @@ impl Instance {
         Self {
             shared,
             entry,
-            living: None,
-            unstopped: None,
-            coming: None,
+            running: None,
+            to_stop: None,
+            pending: None,
         }
     }
 
     /// Takes over an adopted box that has been reached.
-    pub(super) fn is_in(&mut self, living: RunningBox) {
-        (self.coming, self.unstopped) = (None, None);
-        self.living = Some(living);
-        self.open_door();
+    pub(super) fn set_running(&mut self, running: RunningBox) {
+        (self.pending, self.to_stop) = (None, None);
+        self.running = Some(running);
+        self.open_access();
         self.watch_main();
     }
 
@@ -200,45 +185,45 @@ impl Instance {
         let Unreached {
             backend,
             id,
-            coming,
+            pending,
         } = unreached;
-        self.unstopped = Some((backend, id));
-        self.coming = Some(Mutex::new(coming));
+        self.to_stop = Some((backend, id));
+        self.pending = Some(Mutex::new(pending));
     }
 
     /// Returns whether a call needs an agent that has not answered.
     /// A forced delete does not need the agent.
-    pub(super) fn is_out_of_reach(&self, work: &Request) -> bool {
+    pub(super) fn is_unreachable(&self, work: &Request) -> bool {
         let forced = matches!(work, Request::Delete(delete) if delete.force);
-        self.coming.is_some() && !forced
+        self.pending.is_some() && !forced
     }
 
     /// Opens the access for calls, if the box is running.
-    pub(super) fn open_door(&self) {
-        if let Some(living) = &self.living {
-            let place = Place {
-                backend: Arc::clone(&living.backend),
-                id: living.id,
+    pub(super) fn open_access(&self) {
+        if let Some(running) = &self.running {
+            let location = Location {
+                backend: Arc::clone(&running.backend),
+                id: running.id,
             };
-            self.entry.access.open(Agent {
-                peer: living.agent.peer(),
-                spool: living.spool.clone(),
-                spools_files: living.spools_files,
-                place,
-                audit: living.audit.clone(),
+            self.entry.access.set_connected(Agent {
+                peer: running.agent.peer(),
+                shm: running.shm.clone(),
+                has_file_shm: running.has_file_shm,
+                location,
+                audit: running.audit.clone(),
             });
-            let agent = living.agent.peer();
-            living.audit.resume(living.earlier, &agent, &self.entry);
+            let agent = running.agent.peer();
+            running.audit.resume(running.earlier, &agent, &self.entry);
         }
     }
 
     /// Persists the entry with the box.
     /// If that fails, the runtime retries and marks the box as degraded in the meantime.
-    pub(super) async fn keep(&self) {
-        self.entry.changed();
-        if self.entry.kept().await.is_err() {
-            let without = "without a record of what has changed";
-            self.shared.events.tell(&self.entry, "degraded", without);
+    pub(super) async fn persist(&self) {
+        self.entry.mark_changed();
+        if self.entry.wait_persisted().await.is_err() {
+            let message = "its record could not be written";
+            self.shared.events.record(&self.entry, "degraded", message);
         }
     }
 
@@ -246,156 +231,158 @@ impl Instance {
     /// A slow agent counts as busy, because it probably lacks CPU time. A disconnected agent ends
     /// the box elsewhere.
     pub(super) async fn may_be_busy(&self) -> bool {
-        let Some(living) = &self.living else {
+        let Some(running) = &self.running else {
             return false;
         };
-        let (peer, health) = (living.agent.peer(), AgentHealthParams::default());
-        let asked = timeout(
+        let (peer, health) = (running.agent.peer(), AgentHealthParams::default());
+        let check = timeout(
             self.shared.config.probe_timeout,
             peer.call::<AgentHealth>(&health),
         );
-        !matches!(asked.await, Ok(Ok(health)) if health.running.is_empty())
+        !matches!(check.await, Ok(Ok(health)) if health.running.is_empty())
     }
 
     /// Ensures that the box runs with the requested mounts; returns whether it started.
-    pub(super) async fn ready(&mut self, asked: &BoxSpec) -> Result<bool, NotReady> {
-        if self.living.is_some() && !self.is_alive().await {
-            let why = self.why_gone();
-            let why = why.as_ref().map_or("its agent is gone", BoxError::message);
+    pub(super) async fn ready(&mut self, requested: &BoxSpec) -> Result<bool, NotReady> {
+        if self.running.is_some() && !self.is_alive().await {
+            let why = self.end_reason();
+            let why = why
+                .as_ref()
+                .map_or("its agent has disconnected", BoxError::message);
             let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
-            tracing::warn!(%owner, %box_id, why, "the box is dead; making another");
-            self.shared.events.tell(&self.entry, "failed", why);
-            self.shared.ends.ended(&self.entry, why);
+            tracing::warn!(%owner, %box_id, why, "the box is dead; starting a new one");
+            self.shared.events.record(&self.entry, "failed", why);
+            self.shared.ended_boxes.record(&self.entry, why);
             let _ = self.stop().await;
         }
-        if self.living.is_none() {
+        if self.running.is_none() {
             // Boxed, so that the future of every actor does not reserve space for a start.
-            let started = Box::pin(self.start(asked)).await;
+            let started = Box::pin(self.start(requested)).await;
             started.map_err(NotReady::Failed)?;
             return Ok(true);
         }
-        if self.has_mounts(asked) {
-            let mounted = Box::pin(self.mount(asked)).await;
+        if self.has_mounts(requested) {
+            let mounted = Box::pin(self.mount(requested)).await;
             mounted.map_err(NotReady::Refused)?;
         }
         Ok(false)
     }
 
     async fn is_alive(&self) -> bool {
-        let Some(living) = &self.living else {
+        let Some(running) = &self.running else {
             return false;
         };
-        if living.agent.peer().is_closed() {
+        if running.agent.peer().is_closed() {
             return false;
         }
         let limit = self.shared.config.probe_timeout;
         bounded(
-            &*living.backend,
-            "look after",
+            &*running.backend,
+            "check",
             limit,
-            living.backend.alive(living.id),
+            running.backend.alive(running.id),
         )
         .await
         .unwrap_or(false)
     }
 
     /// Returns why the box ended by itself, if its backend knows.
-    pub(super) fn why_gone(&self) -> Option<BoxError> {
-        let living = self.living.as_ref()?;
-        living.backend.why_gone(living.id)
+    pub(super) fn end_reason(&self) -> Option<BoxError> {
+        let running = self.running.as_ref()?;
+        running.backend.end_reason(running.id)
     }
 
     /// Resolves when the agent disconnects or a main command ends the box.
     /// For an unreached box, it resolves when the runtime has reached it or given up.
     pub(super) async fn ended(&mut self) -> Wakeup {
-        if let Some(coming) = &mut self.coming {
-            let coming = coming.get_mut().unwrap_or_else(PoisonError::into_inner);
-            return match coming.await {
-                Ok(living) => Wakeup::Reached(living),
-                Err(gone) => {
-                    (self.coming, self.unstopped) = (None, None);
-                    Wakeup::Broken(gone.to_owned())
+        if let Some(pending) = &mut self.pending {
+            let pending = pending.get_mut().unwrap_or_else(PoisonError::into_inner);
+            return match pending.await {
+                Ok(running) => Wakeup::Reached(running),
+                Err(reason) => {
+                    (self.pending, self.to_stop) = (None, None);
+                    Wakeup::Broken(reason.to_owned())
                 }
             };
         }
-        let Some(living) = &self.living else {
+        let Some(running) = &self.running else {
             return std::future::pending().await;
         };
         tokio::select! {
             biased;
-            why = living.agent.closed() => Wakeup::Broken(format!("the box's agent is gone: {why}")),
-            () = living.over.notified() => Wakeup::EndReason(EndReason::Done),
+            why = running.agent.closed() => Wakeup::Broken(format!("the box's agent has disconnected: {why}")),
+            () = running.main_ended.notified() => Wakeup::End(EndReason::MainEnded),
         }
     }
 
-    async fn start(&mut self, asked: &BoxSpec) -> Result<(), BoxError> {
+    async fn start(&mut self, requested: &BoxSpec) -> Result<(), BoxError> {
         let choice = self.shared.selector.choose().await;
-        let backend = choice.backend_for(asked)?;
-        let again = self.announce(backend);
+        let backend = choice.backend_for(requested)?;
+        let is_restart = self.mark_starting(backend);
         let id = Uuid::now_v7();
-        self.unstopped = Some((Arc::clone(backend), id));
+        self.to_stop = Some((Arc::clone(backend), id));
         // A restarted box keeps its original spec except for the mounts. Only the mounts of this
         // call have been authorized now.
-        let remade = again.then(|| {
+        let restart_spec = is_restart.then(|| {
             let mut spec = self.entry.spec.clone();
-            spec.extra_mounts.clone_from(&asked.extra_mounts);
+            spec.extra_mounts.clone_from(&requested.extra_mounts);
             spec
         });
-        let spec = remade.as_ref().unwrap_or(asked);
+        let spec = restart_spec.as_ref().unwrap_or(requested);
         let limit = self.shared.config.start_timeout;
-        let making = self.make(backend, id, spec);
-        let made = bounded(&**backend, "start", limit, making).await;
-        let (living, started) = match made.and_then(|made| made) {
-            Ok(made) => made,
+        let creation = self.create(backend, id, spec);
+        let created = bounded(&**backend, "start", limit, creation).await;
+        let (running, started) = match created.and_then(|created| created) {
+            Ok(created) => created,
             Err(error) => {
                 let _ = self.stop().await;
                 return Err(error);
             }
         };
-        self.unstopped = None;
-        self.living = Some(living);
-        if let Err(error) = self.enter_main().await {
+        self.to_stop = None;
+        self.running = Some(running);
+        if let Err(error) = self.start_main().await {
             let _ = self.stop().await;
             return Err(error);
         }
         let now = UnixMs::now();
         {
-            let mut live = self.entry.live();
-            live.state = BoxState::Running;
-            live.backend_id = started.0;
-            live.facts = started.1;
-            live.last_used_at = now;
-            live.created_at = now;
+            let mut status = self.entry.status();
+            status.state = BoxState::Running;
+            status.backend_id = started.0;
+            status.facts = started.1;
+            status.last_used_at = now;
+            status.created_at = now;
         }
         // A later process could not adopt a box without a record.
-        self.entry.changed();
-        if let Err(error) = self.entry.kept().await {
+        self.entry.mark_changed();
+        if let Err(error) = self.entry.wait_persisted().await {
             let _ = self.stop().await;
             return Err(error);
         }
-        let degraded = self.entry.live().facts.degraded.join(", ");
-        self.shared.events.tell(&self.entry, "started", "");
+        let degraded = self.entry.status().facts.degraded.join(", ");
+        self.shared.events.record(&self.entry, "started", "");
         if !degraded.is_empty() {
-            let less = format!("without {degraded}");
-            self.shared.events.tell(&self.entry, "degraded", &less);
+            let message = format!("without {degraded}");
+            self.shared.events.record(&self.entry, "degraded", &message);
         }
-        self.open_door();
+        self.open_access();
         Ok(())
     }
 
     /// Records that this backend starts the box; returns whether it is a restart.
-    fn announce(&self, backend: &Arc<dyn Backend>) -> bool {
-        self.entry.access.opening();
-        let mut live = self.entry.live();
-        let again = !live.backend_name.is_empty();
-        live.state = BoxState::Starting;
-        live.reason = None;
-        live.backend_name = backend.name().into();
-        again
+    fn mark_starting(&self, backend: &Arc<dyn Backend>) -> bool {
+        self.entry.access.set_starting();
+        let mut status = self.entry.status();
+        let is_restart = !status.backend_name.is_empty();
+        status.state = BoxState::Starting;
+        status.reason = None;
+        status.backend_name = backend.name().into();
+        is_restart
     }
 
     /// Starts the box with the backend and connects to its agent.
-    async fn make(
+    async fn create(
         &self,
         backend: &Arc<dyn Backend>,
         id: Uuid,
@@ -405,31 +392,31 @@ impl Instance {
             backend_id,
             connection,
             facts,
-            shm: spool,
+            shm,
         } = backend.start(StartRequest::new(id, spec)).await?;
-        let defaults = self.entry.live().defaults.clone();
+        let defaults = self.entry.status().defaults.clone();
         let health = AgentHealthParams {
-            env: Some(environment(spec)?),
+            env: Some(box_environment(spec)?),
             cwd: defaults
                 .and_then(|defaults| defaults.cwd)
                 .or_else(|| Some(spec.mount_path.clone())),
             file_bytes: spec.file_bytes(),
         };
-        let way = (connection, spool);
-        let living = RunningBox::meet(&self.shared, (backend, id), way, &health).await?;
+        let connection = (connection, shm);
+        let running = RunningBox::connect(&self.shared, (backend, id), connection, &health).await?;
         let mounts = Mounts {
-            asked: mounted(&spec.extra_mounts).cloned().collect(),
+            requested: mounted(&spec.extra_mounts).cloned().collect(),
             added: Vec::new(),
         };
         let backend = Arc::clone(backend);
-        self.entry.is_at(Place { backend, id }, mounts)?;
-        Ok((living, (backend_id, facts)))
+        self.entry.set_location(Location { backend, id }, mounts)?;
+        Ok((running, (backend_id, facts)))
     }
 
     /// Waits until all processes of an exec are gone.
     /// The next exec must not meet them. The error is the reason why the agent could not kill them.
     pub(super) async fn confirm_killed(&self, command_id: &CommandId) -> Result<(), String> {
-        let Some(living) = &self.living else {
+        let Some(running) = &self.running else {
             return Ok(());
         };
         let params = AgentKillParams {
@@ -438,39 +425,42 @@ impl Instance {
             grace_ms: 0,
             forget: false,
         };
-        let peer = living.agent.peer();
+        let peer = running.agent.peer();
         // No response reports the end of this command.
-        living.audit.expect(&peer, &self.entry);
+        running.audit.expect(&peer, &self.entry);
         let killed = peer.call::<AgentKill>(&params);
         match timeout(self.shared.config.stop_timeout, killed).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(CallError::Refused(error))) if error.code() == Code::NotFound => Ok(()),
-            Ok(Err(error)) => Err(format!("the box's agent cannot kill: {}", error.code())),
-            Err(_) => Err("the box's agent does not kill in time".to_owned()),
+            Ok(Err(error)) => Err(format!(
+                "the box's agent could not kill a command: {}",
+                error.code()
+            )),
+            Err(_) => Err("the box's agent did not kill a command in time".to_owned()),
         }
     }
 
     /// Stops the box or aborts its start.
     /// The future is boxed, because many functions await it and it rarely runs.
     pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
-        self.entry.is_gone();
-        self.coming = None;
-        if let Some(living) = self.living.take() {
-            self.entry.access.shut(ended());
-            living.agent.cut();
-            self.unstopped = Some((living.backend, living.id));
+        self.entry.clear_location();
+        self.pending = None;
+        if let Some(running) = self.running.take() {
+            self.entry.access.close(box_ended());
+            running.agent.cut();
+            self.to_stop = Some((running.backend, running.id));
         }
         async move {
-            let Some((backend, id)) = self.unstopped.clone() else {
+            let Some((backend, id)) = self.to_stop.clone() else {
                 return Ok(());
             };
             let limit = self.shared.config.stop_timeout;
             let stopped = bounded(&*backend, "end", limit, backend.stop(id)).await;
-            self.unstopped = None;
+            self.to_stop = None;
             let stopped = stopped.and_then(|stopped| stopped);
             if let Err(error) = &stopped {
                 let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
-                tracing::error!(%owner, %box_id, backend_id = %id, %error, "the box was not stopped");
+                tracing::error!(%owner, %box_id, backend_id = %id, %error, "cannot stop the box");
             }
             stopped
         }
@@ -488,7 +478,7 @@ pub(super) async fn bounded<T>(
     match timeout(limit, AssertUnwindSafe(call).catch_unwind()).await {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(_)) => Err(BoxError::internal(format!(
-            "backend {} failed unexpectedly: it could not {what} the box",
+            "backend {} panicked: it could not {what} the box",
             backend.name()
         ))),
         Err(_) => Err(BoxError::timeout(format!(

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::agents_error;
 use super::instance::Instance;
-use crate::env_file::environment;
+use crate::environment::command_environment;
 use crate::start::directory;
 
 /// Command id of the main command.
@@ -23,10 +23,10 @@ impl Instance {
     /// Starts the main command, if the spec has one, within the start timeout.
     ///
     /// The start of the box fails if the main command cannot start.
-    pub(super) async fn enter_main(&self) -> Result<(), BoxError> {
+    pub(super) async fn start_main(&self) -> Result<(), BoxError> {
         let limit = self.shared.config.start_timeout;
-        let entering = timeout(limit, self.enter_main_at_leisure());
-        entering.await.unwrap_or_else(|_| {
+        let starting = timeout(limit, self.start_main_now());
+        starting.await.unwrap_or_else(|_| {
             let limit = limit.as_secs_f64();
             Err(BoxError::timeout(format!(
                 "main: the box's agent did not start it within {limit} s"
@@ -34,18 +34,18 @@ impl Instance {
         })
     }
 
-    async fn enter_main_at_leisure(&self) -> Result<(), BoxError> {
+    async fn start_main_now(&self) -> Result<(), BoxError> {
         let spec = &self.entry.spec;
-        let (Some(main), Some(living)) = (&spec.main, &self.living) else {
+        let (Some(main), Some(running)) = (&spec.main, &self.running) else {
             return Ok(());
         };
-        let agent = living.agent.peer();
-        let defaults = self.entry.live().defaults.as_deref().cloned();
+        let agent = running.agent.peer();
+        let defaults = self.entry.status().defaults.as_deref().cloned();
         let defaults = defaults.unwrap_or_default();
-        let env = environment(&agent, &spec.box_id, &defaults, Env::new()).await?;
+        let env = command_environment(&agent, &spec.box_id, &defaults, Env::new()).await?;
         let cwd = directory(None, defaults.cwd, spec);
         let program = Program::argv(main.argv.iter().cloned())?;
-        let asked = AgentStartParams {
+        let agent_params = AgentStartParams {
             env,
             user: defaults.user,
             file_bytes: spec.file_bytes(),
@@ -55,12 +55,13 @@ impl Instance {
             role: Role::Main,
             ..AgentStartParams::new(CommandId::new(ID)?, program, cwd)
         };
-        let (audit, owner) = (&living.audit, &self.entry.owner);
-        audit.started(owner, &asked, &agent, &self.entry);
-        let started = agent.call::<AgentStart>(&asked).await;
+        let (audit, owner) = (&running.audit, &self.entry.owner);
+        audit.started(owner, &agent_params, &agent, &self.entry);
+        let started = agent.call::<AgentStart>(&agent_params).await;
         let started = started.map_err(agents_error);
-        started
-            .inspect_err(|error| audit.not_started(&asked.command_id, Some(error), &self.entry))?;
+        started.inspect_err(|error| {
+            audit.not_started(&agent_params.command_id, Some(error), &self.entry);
+        })?;
         self.watch_main();
         Ok(())
     }
@@ -68,21 +69,21 @@ impl Instance {
     /// Watches for the end of the main command, if the box ends with it.
     pub(super) fn watch_main(&self) {
         let ends_box = |main: &box_protocol::Main| main.ends_box;
-        if let Some(living) = &self.living
+        if let Some(running) = &self.running
             && self.entry.spec.main.as_ref().is_some_and(ends_box)
         {
-            let (agent, over) = (living.agent.peer(), Arc::clone(&living.over));
-            tokio::spawn(async move { watch(&agent, &over).await });
+            let (agent, main_ended) = (running.agent.peer(), Arc::clone(&running.main_ended));
+            tokio::spawn(async move { watch(&agent, &main_ended).await });
         }
     }
 }
 
 /// Signals the end of the command, unless the box ended it or the end is unknown.
-async fn watch(agent: &Peer, over: &Notify) {
+async fn watch(agent: &Peer, main_ended: &Notify) {
     let Ok(command_id) = CommandId::new(ID) else {
         return;
     };
-    let asked = AgentOutputParams {
+    let agent_params = AgentOutputParams {
         command_id,
         from: ReadFrom::default(),
         view: View::None,
@@ -91,12 +92,12 @@ async fn watch(agent: &Peer, over: &Notify) {
         pty: None,
         spool: None,
     };
-    let Ok(mut stream) = agent.stream::<AgentOutput>(&asked).await else {
+    let Ok(mut stream) = agent.stream::<AgentOutput>(&agent_params).await else {
         return;
     };
     while stream.next().await.is_some() {}
-    let exit = stream.finish().await.ok().and_then(|told| told.exit);
+    let exit = stream.finish().await.ok().and_then(|answer| answer.exit);
     if exit.is_some_and(|exit| exit.why != ExitWhy::BoxEnded) {
-        over.notify_one();
+        main_ended.notify_one();
     }
 }

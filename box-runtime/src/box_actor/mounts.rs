@@ -11,93 +11,94 @@ use super::{BoxEntry, agents_error};
 
 impl Instance {
     /// Returns whether the call or the box has mounts.
-    pub(super) fn has_mounts(&self, asked: &BoxSpec) -> bool {
-        !asked.extra_mounts.is_empty() || !self.entry.live().mounts.asked.is_empty()
+    pub(super) fn has_mounts(&self, requested: &BoxSpec) -> bool {
+        !requested.extra_mounts.is_empty() || !self.entry.status().mounts.requested.is_empty()
     }
 
     /// Checks the requested mounts against the existing ones and adds missing ones.
-    pub(super) async fn mount(&mut self, asked: &BoxSpec) -> Result<(), BoxError> {
-        let Some(living) = &self.living else {
+    pub(super) async fn mount(&mut self, requested: &BoxSpec) -> Result<(), BoxError> {
+        let Some(running) = &self.running else {
             return Ok(());
         };
-        let there = self.entry.live().mounts.clone();
-        let may_add = living.backend.capabilities().adds_mounts;
+        let existing = self.entry.status().mounts.clone();
+        let may_add = running.backend.capabilities().adds_mounts;
         let fixed = |mount: &&BoxMountSpec| !(may_add && mount.is_content_addressed());
-        let new: Vec<_> = mounted(&asked.extra_mounts)
-            .filter(|mount| !there.has(mount))
+        let new: Vec<_> = mounted(&requested.extra_mounts)
+            .filter(|mount| !existing.has(mount))
             .cloned()
             .collect();
         let has_all = |mut mounts: Vec<&BoxMountSpec>| {
             mounts.retain(fixed);
             mounts
                 .into_iter()
-                .all(|mount| asked.extra_mounts.contains(mount))
+                .all(|mount| requested.extra_mounts.contains(mount))
         };
-        if new.iter().any(|mount| fixed(&mount)) || !has_all(there.asked.iter().collect()) {
+        if new.iter().any(|mount| fixed(&mount)) || !has_all(existing.requested.iter().collect()) {
             return Err(other_mounts(&self.entry));
         }
         if new.is_empty() {
             return Ok(());
         }
-        there.has_room_for(new.len())?;
-        living.add(self.shared.config.start_timeout, &new).await?;
-        self.entry.live().mounts.asked.extend(new);
-        self.keep().await;
+        existing.check_room_for(new.len())?;
+        running.add(self.shared.config.start_timeout, &new).await?;
+        self.entry.status().mounts.requested.extend(new);
+        self.persist().await;
         Ok(())
     }
 
     /// Adds mounts to a running box.
     ///
     /// Identical mounts are accepted; a different mount at the same path is an error.
-    pub(super) async fn add_mounts(&mut self, asked: &[BoxMountSpec]) -> Result<(), BoxError> {
-        let Some(living) = &self.living else {
+    pub(super) async fn add_mounts(&mut self, requested: &[BoxMountSpec]) -> Result<(), BoxError> {
+        let Some(running) = &self.running else {
             let id = &self.entry.spec.box_id;
-            let error = BoxError::conflict(format!("box {id} has no box to mount into"));
+            let error = BoxError::conflict(format!("box {id} is not running"));
             return Err(error.with_detail(&Detail::about(Subject::Box)));
         };
-        if !living.backend.capabilities().adds_mounts {
+        if !running.backend.capabilities().adds_mounts {
             return Err(BoxError::unsupported(
-                "extra_mounts: this backend adds no mounts to a box that runs",
+                "extra_mounts: this backend cannot add mounts to a running box",
             ));
         }
-        let there = self.entry.live().mounts.clone();
-        let new: Vec<_> = mounted(asked)
-            .filter(|mount| !there.has(mount))
+        let existing = self.entry.status().mounts.clone();
+        let new: Vec<_> = mounted(requested)
+            .filter(|mount| !existing.has(mount))
             .cloned()
             .collect();
-        if new.iter().any(|mount| there.covers(mount)) {
+        if new.iter().any(|mount| existing.covers(mount)) {
             return Err(other_mounts(&self.entry));
         }
-        there.has_room_for(new.len())?;
+        existing.check_room_for(new.len())?;
         if new.iter().any(|mount| mount.mode == HostPathMode::Rw) {
-            self.may_be_written_to()?;
+            self.check_writable_mount()?;
         }
         let mut added = Ok(());
         for mount in new {
             let one = std::slice::from_ref(&mount);
-            added = living.add(self.shared.config.start_timeout, one).await;
+            added = running.add(self.shared.config.start_timeout, one).await;
             if added.is_err() {
                 break;
             }
-            self.entry.live().mounts.added.push(mount);
+            self.entry.status().mounts.added.push(mount);
         }
-        self.keep().await;
+        self.persist().await;
         added
     }
 }
 
 impl Instance {
     /// Returns an error if the box cannot get another writable mount.
-    fn may_be_written_to(&self) -> Result<(), BoxError> {
+    fn check_writable_mount(&self) -> Result<(), BoxError> {
         let id = &self.entry.spec.box_id;
         // The quota was set up for the mounts that existed at the start.
         if self.entry.spec.workspace_quota_mb > 0 {
-            let why = "extra_mounts: a box with workspace_quota_mb gets no more mounts to write to";
-            return Err(BoxError::unsupported(why));
+            let message =
+                "extra_mounts: a box with workspace_quota_mb cannot get more writable mounts";
+            return Err(BoxError::unsupported(message));
         }
-        if self.entry.live().state == BoxState::Paused {
-            let why = format!("box {id} is paused: its agent opens what may be written to");
-            return Err(BoxError::conflict(why).with_detail(&Detail::about(Subject::Box)));
+        if self.entry.status().state == BoxState::Paused {
+            let message = format!("box {id} is paused; resume it to add a writable mount");
+            return Err(BoxError::conflict(message).with_detail(&Detail::about(Subject::Box)));
         }
         Ok(())
     }

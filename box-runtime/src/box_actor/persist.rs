@@ -24,7 +24,7 @@ pub(crate) struct Persistence {
 
 impl BoxEntry {
     /// Records a change and schedules a write.
-    pub(crate) fn changed(self: &Arc<Self>) {
+    pub(crate) fn mark_changed(self: &Arc<Self>) {
         let mut is_first = false;
         self.persistence.send_modify(|persistence| {
             persistence.changes += 1;
@@ -36,7 +36,7 @@ impl BoxEntry {
     }
 
     /// Waits until all changes so far are written; returns the error if that fails.
-    pub(crate) async fn kept(&self) -> Result<(), BoxError> {
+    pub(crate) async fn wait_persisted(&self) -> Result<(), BoxError> {
         let mut persistence = self.persistence.subscribe();
         let changes = persistence.borrow().changes;
         let settled = persistence
@@ -55,35 +55,35 @@ impl BoxEntry {
 const RECORD: &str = "record";
 
 /// Delay before a failed write is retried without a new change.
-const PAUSE: Duration = Duration::from_secs(5);
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 async fn write(entry: Arc<BoxEntry>) {
-    let mut coming = entry.persistence.subscribe();
+    let mut updates = entry.persistence.subscribe();
     loop {
         let changes = entry.persistence.borrow().changes;
-        entry.live().facts.degraded.retain(|what| what != RECORD);
+        entry.status().facts.degraded.retain(|what| what != RECORD);
         let outcome = write_once(&entry).await.err();
         let failed = outcome.is_some();
         if failed {
-            entry.live().facts.degraded.push(RECORD.to_owned());
+            entry.status().facts.degraded.push(RECORD.to_owned());
         }
         if let Some(error) = &outcome {
             let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
-            tracing::error!(%owner, %box_id, %error, "the box's record was not kept");
+            tracing::error!(%owner, %box_id, %error, "cannot write the record of a box");
         }
-        let mut again = false;
+        let mut repeat = false;
         entry.persistence.send_modify(|persistence| {
             persistence.settled = changes;
             persistence.outcome = outcome;
-            again = failed || persistence.changes > changes;
-            persistence.writing = again;
+            repeat = failed || persistence.changes > changes;
+            persistence.writing = repeat;
         });
-        if !again {
+        if !repeat {
             return;
         }
         if failed {
-            let more = coming.wait_for(|persistence| persistence.changes > changes);
-            let _ = tokio::time::timeout(PAUSE, more).await;
+            let more = updates.wait_for(|persistence| persistence.changes > changes);
+            let _ = tokio::time::timeout(RETRY_PAUSE, more).await;
         }
     }
 }
@@ -92,17 +92,18 @@ async fn write(entry: Arc<BoxEntry>) {
 ///
 /// A starting box has no record, because an adopting process would find it incomplete.
 async fn write_once(entry: &Arc<BoxEntry>) -> Result<(), BoxError> {
-    if entry.live().state == BoxState::Starting {
+    if entry.status().state == BoxState::Starting {
         return Ok(());
     }
-    let Some(place) = entry.place_now() else {
+    let Some(location) = entry.location() else {
         return Ok(());
     };
-    if !place.backend.capabilities().outlive {
+    if !location.backend.capabilities().outlive {
         return Ok(());
     }
-    let record = serde_json::to_string(&entry.record());
+    let record = serde_json::to_string(&entry.persisted());
     let record = record.map_err(|error| BoxError::internal(error.to_string()))?;
-    let kept = tokio::task::spawn_blocking(move || place.backend.keep(place.id, &record)).await;
-    kept.map_err(|_| BoxError::internal("the box's record could not be kept"))?
+    let writing = move || location.backend.persist(location.id, &record);
+    let written = tokio::task::spawn_blocking(writing).await;
+    written.map_err(|_| BoxError::internal("record write task failed"))?
 }

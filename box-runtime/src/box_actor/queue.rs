@@ -26,9 +26,9 @@ pub(super) enum EndReason {
     /// The idle timeout has passed.
     Idle,
     /// The main command that ends the box has ended.
-    Done,
-    /// The table has closed the mailbox.
-    Closed,
+    MainEnded,
+    /// The registry has closed the mailbox.
+    Shutdown,
 }
 
 /// Event that ends the wait of an idle actor.
@@ -39,27 +39,28 @@ pub(super) enum Wakeup {
     Broken(String),
     /// The agent of an adopted box has answered.
     Reached(Box<RunningBox>),
-    EndReason(EndReason),
+    End(EndReason),
 }
 
 /// Outcome of a job.
 pub(super) enum JobOutcome<T> {
     Done(T),
-    EndReason(EndReason),
+    /// The box must end; the job is dropped.
+    BoxEnds(EndReason),
 }
 
 pub(super) struct Queue {
     mailbox: mpsc::Receiver<Request>,
-    lane: VecDeque<Request>,
+    waiting: VecDeque<Request>,
     entry: Arc<BoxEntry>,
     shared: Arc<Shared>,
-    clock: Clock,
+    timers: Timers,
     /// Whether a delete is queued. Later calls are for the next box.
     deleting: bool,
 }
 
 /// Timers that end the box.
-struct Clock {
+struct Timers {
     /// Next wake-up, at or before the next relevant time.
     ///
     /// An exec therefore need not reset it.
@@ -69,25 +70,25 @@ struct Clock {
     expires: Option<Instant>,
 }
 
-impl Clock {
+impl Timers {
     fn new(shared: &Shared, entry: &BoxEntry) -> Self {
         let now = Instant::now();
-        let mut clock = Self {
+        let mut timers = Self {
             alarm: Box::pin(sleep_until(now)),
             last_used: now,
             idle: None,
             expires: None,
         };
-        clock.set(shared, entry);
-        clock
+        timers.set(shared, entry);
+        timers
     }
 
     fn set(&mut self, shared: &Shared, entry: &BoxEntry) {
-        let lifetime = entry.live().lifetime.clone().unwrap_or_default();
+        let lifetime = entry.status().lifetime.clone().unwrap_or_default();
         let idle = lifetime
             .idle_ms
             .map_or(shared.config.idle_ttl, Duration::from_millis);
-        self.idle = match entry.live().state {
+        self.idle = match entry.status().state {
             // A failed entry is removed after the idle timeout.
             BoxState::Failed => Some(idle),
             // No client can use the box in these states, so the idle timeout is off.
@@ -110,15 +111,15 @@ impl Clock {
     fn idle_end(&self, entry: &BoxEntry) -> Option<Instant> {
         let used = self
             .last_used
-            .max(entry.access.used())
-            .max(entry.lane.used());
+            .max(entry.access.last_used())
+            .max(entry.current_exec.last_used());
         self.idle.and_then(|idle| used.checked_add(idle))
     }
 
     /// Waits for the expiry or the idle timeout; `idle` enables the latter.
     ///
     /// A call in progress delays the idle timeout.
-    async fn strike(&mut self, idle: bool, entry: &BoxEntry) -> EndReason {
+    async fn next_end(&mut self, idle: bool, entry: &BoxEntry) -> EndReason {
         let access = &entry.access;
         loop {
             let idle_end = self.idle_end(entry).filter(|_| idle);
@@ -134,8 +135,8 @@ impl Clock {
                     return EndReason::Idle;
                 }
                 match self.expires {
-                    Some(expires) => drop(timeout_at(expires, access.unused()).await),
-                    None => access.unused().await,
+                    Some(expires) => drop(timeout_at(expires, access.wait_unused()).await),
+                    None => access.wait_unused().await,
                 }
                 continue;
             }
@@ -154,118 +155,121 @@ impl Queue {
         mailbox: mpsc::Receiver<Request>,
         first: Vec<Request>,
     ) -> Self {
-        let mut front = Self {
+        let mut queue = Self {
             mailbox,
-            lane: VecDeque::new(),
+            waiting: VecDeque::new(),
             entry: Arc::clone(entry),
             shared: Arc::clone(shared),
-            clock: Clock::new(shared, entry),
+            timers: Timers::new(shared, entry),
             deleting: false,
         };
         // These requests were admitted already, some of them by the previous actor.
-        for work in first {
-            front.line_up(work);
+        for request in first {
+            queue.enqueue(request);
         }
-        front
+        queue
     }
 
     /// Takes the oldest waiting request.
-    pub(super) fn next_work(&mut self) -> Option<Request> {
-        let work = self.lane.pop_front();
-        if self.lane.is_empty() {
+    pub(super) fn next_request(&mut self) -> Option<Request> {
+        let request = self.waiting.pop_front();
+        if self.waiting.is_empty() {
             // Releases the memory of a burst.
-            self.lane.shrink_to(0);
+            self.waiting.shrink_to(0);
         }
-        work
+        request
     }
 
     /// Updates the timers after a change of state.
-    pub(super) fn set_clock(&mut self) {
-        self.clock.set(&self.shared, &self.entry);
+    pub(super) fn reset_timers(&mut self) {
+        self.timers.set(&self.shared, &self.entry);
     }
 
     /// Returns whether the idle timeout has passed and no call waits.
     pub(super) fn is_idle(&self) -> bool {
-        let end = self.clock.idle_end(&self.entry);
-        self.lane.is_empty() && end.is_some_and(|end| end <= Instant::now())
+        let end = self.timers.idle_end(&self.entry);
+        self.waiting.is_empty() && end.is_some_and(|end| end <= Instant::now())
     }
 
     /// Restarts the idle timeout.
-    pub(super) fn used(&mut self) {
-        self.clock.last_used = Instant::now();
+    pub(super) fn mark_used(&mut self) {
+        self.timers.last_used = Instant::now();
     }
 
     /// Waits for a request, a timer or the end of the instance.
-    pub(super) async fn rest(&mut self, ended: impl Future<Output = Wakeup>) -> Wakeup {
+    pub(super) async fn wait(&mut self, ended: impl Future<Output = Wakeup>) -> Wakeup {
         tokio::select! {
             biased;
-            work = self.mailbox.recv() => match work {
-                Some(work) => {
-                    self.take(work);
+            request = self.mailbox.recv() => match request {
+                Some(request) => {
+                    self.accept(request);
                     Wakeup::Request
                 }
-                None => Wakeup::EndReason(EndReason::Closed),
+                None => Wakeup::End(EndReason::Shutdown),
             },
-            () = self.entry.lane.needs_actor() => Wakeup::ExecEnded,
-            rested = ended => rested,
-            () = self.entry.other_end.notified() => {
-                self.set_clock();
+            () = self.entry.current_exec.needs_actor() => Wakeup::ExecEnded,
+            wakeup = ended => wakeup,
+            () = self.entry.lifetime_changed.notified() => {
+                self.reset_timers();
                 Wakeup::Request
             }
-            over = self.clock.strike(true, &self.entry) => Wakeup::EndReason(over),
+            reason = self.timers.next_end(true, &self.entry) => Wakeup::End(reason),
         }
     }
 
     /// Runs a job and accepts requests meanwhile; drops the job if the box ends.
-    pub(super) async fn during<T>(&mut self, job: impl Future<Output = T>) -> JobOutcome<T> {
+    pub(super) async fn run_job<T>(&mut self, job: impl Future<Output = T>) -> JobOutcome<T> {
         let mut job = std::pin::pin!(job);
         loop {
             tokio::select! {
                 biased;
                 done = &mut job => return JobOutcome::Done(done),
-                work = self.mailbox.recv() => match work {
+                request = self.mailbox.recv() => match request {
                     Some(Request::Delete(delete)) if delete.force => {
-                        return JobOutcome::EndReason(EndReason::Deleted(delete));
+                        return JobOutcome::BoxEnds(EndReason::Deleted(delete));
                     }
-                    Some(work) => self.take(work),
-                    None => return JobOutcome::EndReason(EndReason::Closed),
+                    Some(request) => self.accept(request),
+                    None => return JobOutcome::BoxEnds(EndReason::Shutdown),
                 },
-                () = self.entry.other_end.notified() => self.set_clock(),
-                over = self.clock.strike(false, &self.entry) => return JobOutcome::EndReason(over),
+                () = self.entry.lifetime_changed.notified() => self.reset_timers(),
+                reason = self.timers.next_end(false, &self.entry) => return JobOutcome::BoxEnds(reason),
             }
         }
     }
 
     /// Queues a call, or answers it at once if possible.
-    fn take(&mut self, work: Request) {
+    fn accept(&mut self, request: Request) {
         let limit = self.shared.config.queued_calls;
-        if self.lane.len() >= limit {
-            return work.refuse(queue_full(limit));
+        if self.waiting.len() >= limit {
+            return request.refuse(queue_full(limit));
         }
-        self.line_up(work);
+        self.enqueue(request);
     }
 
-    fn line_up(&mut self, work: Request) {
+    fn enqueue(&mut self, request: Request) {
         if !self.deleting {
-            if let Some(error) = work.spec().and_then(|spec| misfit(&self.entry, spec)) {
-                return work.refuse(error);
+            if let Some(error) = request
+                .spec()
+                .and_then(|spec| spec_conflict(&self.entry, spec))
+            {
+                return request.refuse(error);
             }
-            if let Request::Create(create) = work {
-                return self.take_create(create);
+            if let Request::Create(create) = request {
+                return self.accept_create(create);
             }
         }
-        self.deleting |= matches!(work, Request::Delete(_));
-        self.lane.push_back(work);
+        self.deleting |= matches!(request, Request::Delete(_));
+        self.waiting.push_back(request);
     }
 
     /// Handles a create, which need not wait for a running exec.
-    fn take_create(&mut self, create: Box<Create>) {
-        let live = self.entry.live();
+    fn accept_create(&mut self, create: Box<Create>) {
+        let status = self.entry.status();
         let busy =
-            live.state == BoxState::Running && live.lane == box_protocol::LaneStatus::Running;
-        drop(live);
+            status.state == BoxState::Running && status.lane == box_protocol::LaneStatus::Running;
+        drop(status);
         if !busy || !create.spec.extra_mounts.is_empty() {
-            return self.lane.push_back(Request::Create(create));
+            return self.waiting.push_back(Request::Create(create));
         }
         let _ = create.reply.send(Ok(BoxCreateResult {
             info: self.entry.info(&create.caller),
@@ -276,36 +280,36 @@ impl Queue {
     }
 
     /// Puts a call back at the front, to run in the next box.
-    pub(super) fn put_back(&mut self, work: Request) {
-        self.lane.push_front(work);
+    pub(super) fn put_back(&mut self, request: Request) {
+        self.waiting.push_front(request);
     }
 
     /// Refuses all calls that wait for the box.
     pub(super) fn refuse_waiting(&mut self, error: &BoxError) {
-        while let Ok(work) = self.mailbox.try_recv() {
-            self.take(work);
+        while let Ok(request) = self.mailbox.try_recv() {
+            self.accept(request);
         }
-        self.refuse_lane(error);
+        self.refuse_queued(error);
     }
 
     /// Refuses the queued calls. Calls in the mailbox came later and stay.
-    pub(super) fn refuse_lane(&mut self, error: &BoxError) {
-        let (waiting, others) = self
-            .lane
+    pub(super) fn refuse_queued(&mut self, error: &BoxError) {
+        let (refused, others) = self
+            .waiting
             .drain(..)
-            .partition::<Vec<_>, _>(|work| work.spec().is_some());
-        for work in waiting {
-            work.refuse(error.clone());
+            .partition::<Vec<_>, _>(|request| request.spec().is_some());
+        for request in refused {
+            request.refuse(error.clone());
         }
-        self.lane.extend(others);
+        self.waiting.extend(others);
     }
 
     /// Closes the mailbox and returns the remaining requests for the next actor.
     pub(super) fn close(&mut self) -> Vec<Request> {
         self.mailbox.close();
-        let mut left: Vec<_> = self.lane.drain(..).collect();
-        while let Ok(work) = self.mailbox.try_recv() {
-            left.push(work);
+        let mut left: Vec<_> = self.waiting.drain(..).collect();
+        while let Ok(request) = self.mailbox.try_recv() {
+            left.push(request);
         }
         left
     }
@@ -313,7 +317,7 @@ impl Queue {
 
 pub(crate) fn queue_full(limit: usize) -> BoxError {
     BoxError::capacity(format!(
-        "{limit} calls wait for this box already (queued_calls)"
+        "queued_calls: {limit} calls already wait for this box; try again later"
     ))
     .with_detail(&Detail {
         limit: Some("queued_calls".to_owned()),
@@ -323,12 +327,12 @@ pub(crate) fn queue_full(limit: usize) -> BoxError {
 }
 
 /// Returns the error if the box does not match the spec.
-fn misfit(entry: &BoxEntry, asked: &BoxSpec) -> Option<BoxError> {
+fn spec_conflict(entry: &BoxEntry, requested: &BoxSpec) -> Option<BoxError> {
     let id = &entry.spec.box_id;
-    if let Some(conflict) = first_conflict(&entry.spec, asked) {
+    if let Some(conflict) = first_conflict(&entry.spec, requested) {
         return Some(conflict.into_error(id));
     }
-    (entry.world() != asked.world.clone().unwrap_or_default()).then(|| {
+    (entry.world() != requested.world.clone().unwrap_or_default()).then(|| {
         BoxError::conflict(format!("box {id} already exists in another world"))
             .with_detail(&Detail::of_field("world").of(Subject::Box))
     })

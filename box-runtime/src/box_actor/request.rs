@@ -9,7 +9,7 @@ use box_rpc::Caller;
 use crate::exec::Turn;
 
 /// Channel for the response to a call.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, BoxError>>;
+pub(crate) type ReplySender<T> = oneshot::Sender<Result<T, BoxError>>;
 
 /// Request to an actor. Variants are boxed, so that a mailbox is small.
 pub(crate) enum Request {
@@ -26,7 +26,7 @@ pub(crate) struct Exec {
     pub(crate) max_boxes: Option<usize>,
     pub(crate) spec: BoxSpec,
     /// Closed if the caller has cancelled the call.
-    pub(crate) reply: Reply<Turn>,
+    pub(crate) reply: ReplySender<Turn>,
 }
 
 pub(crate) struct Create {
@@ -34,21 +34,21 @@ pub(crate) struct Create {
     pub(crate) max_boxes: Option<usize>,
     pub(crate) spec: BoxSpec,
     pub(crate) must_be_new: bool,
-    pub(crate) reply: Reply<BoxCreateResult>,
+    pub(crate) reply: ReplySender<BoxCreateResult>,
 }
 
 pub(crate) struct Delete {
     pub(crate) caller: Caller,
     pub(crate) box_id: BoxId,
     pub(crate) force: bool,
-    pub(crate) reply: Reply<BoxDeleteResult>,
+    pub(crate) reply: ReplySender<BoxDeleteResult>,
 }
 
 pub(crate) struct Transition {
     pub(crate) caller: Caller,
     pub(crate) box_id: BoxId,
     pub(crate) to: TargetState,
-    pub(crate) reply: Reply<BoxTransitionResult>,
+    pub(crate) reply: ReplySender<BoxTransitionResult>,
 }
 
 /// Mounts to add to a running box.
@@ -56,7 +56,7 @@ pub(crate) struct Mount {
     pub(crate) caller: Caller,
     pub(crate) box_id: BoxId,
     pub(crate) mounts: Vec<BoxMountSpec>,
-    pub(crate) reply: Reply<()>,
+    pub(crate) reply: ReplySender<()>,
 }
 
 impl Request {
@@ -66,8 +66,8 @@ impl Request {
             Self::Exec(exec) => (&exec.spec.box_id, &exec.caller),
             Self::Create(create) => (&create.spec.box_id, &create.caller),
             Self::Delete(delete) => (&delete.box_id, &delete.caller),
-            Self::Transition(asked) => (&asked.box_id, &asked.caller),
-            Self::Mount(asked) => (&asked.box_id, &asked.caller),
+            Self::Transition(request) => (&request.box_id, &request.caller),
+            Self::Mount(request) => (&request.box_id, &request.caller),
         }
     }
 
@@ -95,8 +95,8 @@ impl Request {
             Self::Exec(exec) => drop(exec.reply.send(Err(error))),
             Self::Create(create) => drop(create.reply.send(Err(error))),
             Self::Delete(delete) => drop(delete.reply.send(Err(error))),
-            Self::Transition(asked) => drop(asked.reply.send(Err(error))),
-            Self::Mount(asked) => drop(asked.reply.send(Err(error))),
+            Self::Transition(request) => drop(request.reply.send(Err(error))),
+            Self::Mount(request) => drop(request.reply.send(Err(error))),
         }
     }
 }

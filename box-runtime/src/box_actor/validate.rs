@@ -20,21 +20,21 @@ const FIELD_CHARS: usize = 32;
 const LAST_SIGNAL: i32 = 64;
 
 /// Returns the exit of a command as reported by its agent, if it is plausible.
-pub(crate) fn end_of(told: &AgentCommand, asked: &CommandId) -> Result<Exit, String> {
-    if told.command_id != *asked {
+pub(crate) fn checked_exit(answer: &AgentCommand, command_id: &CommandId) -> Result<Exit, String> {
+    if answer.command_id != *command_id {
         return Err(agent_violation("answered for another command"));
     }
-    let Some(exit) = told.exit else {
+    let Some(exit) = answer.exit else {
         return Err(agent_violation("answered before the command's end"));
     };
     if exit.code.is_some_and(|code| !(0..=255).contains(&code)) {
-        return Err(agent_violation("told an impossible exit code"));
+        return Err(agent_violation("reported an invalid exit code"));
     }
     if exit
         .signal
         .is_some_and(|signal| !(1..=LAST_SIGNAL).contains(&signal))
     {
-        return Err(agent_violation("told an impossible signal"));
+        return Err(agent_violation("reported an invalid signal"));
     }
     Ok(exit)
 }
@@ -69,7 +69,7 @@ impl From<Failure> for BoxError {
             Failure::Call(error) => agents_error(error),
             Failure::Violation(reason) => Self::unavailable(reason),
             Failure::Silent => {
-                Self::timeout("command: its time is over and the box's agent did not end it")
+                Self::timeout("the command reached its timeout, and the box's agent did not end it")
             }
             Failure::Other(error) => error,
         }
@@ -77,48 +77,45 @@ impl From<Failure> for BoxError {
 }
 
 /// Consequence of a failed agent call for an exec.
-pub(crate) enum Meaning {
+pub(crate) enum CallConsequence {
     /// The agent refused the command; the box is intact.
     Refused(BoxError),
     /// The box is unusable.
     Broken(String),
 }
 
-impl Meaning {
+impl CallConsequence {
     pub(crate) fn of(error: CallError) -> Self {
         match error {
             CallError::Refused(refused) => match refused.code() {
                 Code::Validation | Code::Denied | Code::Capacity | Code::Conflict => {
-                    Self::Refused(retold(&refused))
+                    Self::Refused(cleaned_message(&refused))
                 }
                 code => Self::Broken(format!("the box's agent failed: {code}")),
             },
             CallError::TooLarge { .. } => Self::Refused(error.into()),
             CallError::Lost(_) | CallError::NotSent(_) => {
-                Self::Broken("the box's agent is gone".to_owned())
+                Self::Broken("the box's agent has disconnected".to_owned())
             }
-            CallError::Shape(_) => {
-                Self::Broken(agent_violation("gave an answer of the wrong shape"))
-            }
-            _ => Self::Broken("the box's agent does not answer".to_owned()),
+            CallError::Shape(_) => Self::Broken(agent_violation("sent an invalid answer")),
+            _ => Self::Broken("the box's agent did not answer".to_owned()),
         }
     }
 }
 
 /// Reads output that the agent reports to be in its slot.
-pub(crate) fn look_up(
+pub(crate) fn read_slot(
     slot: Option<&ShmSlot>,
     stream: StreamName,
     offset: u64,
     bytes: u64,
 ) -> Result<Blob, String> {
     let Some(slot) = slot else {
-        return Err(agent_violation("told of a slot it does not have"));
+        return Err(agent_violation("referred to a slot it does not have"));
     };
-    let found = slot.read(stream, offset, bytes);
-    found
-        .map(Blob::from)
-        .map_err(|_| agent_violation("told of output that is not in its slot"))
+    let read = slot.read(stream, offset, bytes);
+    read.map(Blob::from)
+        .map_err(|_| agent_violation("referred to output outside its slot"))
 }
 
 pub(crate) fn agent_violation(what: &str) -> String {
@@ -139,20 +136,18 @@ pub(crate) fn agents_error(error: CallError) -> BoxError {
                 subject: detail.subject,
                 ..Detail::default()
             };
-            let told = retold(&refused);
+            let error = cleaned_message(&refused);
             if kept == Detail::default() {
-                return told;
+                return error;
             }
-            told.with_detail(&kept)
+            error.with_detail(&kept)
         }
         CallError::TooLarge { .. } => error.into(),
         CallError::Lost(_) | CallError::NotSent(_) => {
-            BoxError::unavailable("the box's agent is gone")
+            BoxError::unavailable("the box's agent has disconnected")
         }
-        CallError::Shape(_) => {
-            BoxError::unavailable(agent_violation("gave an answer of the wrong shape"))
-        }
-        _ => BoxError::unavailable("the box's agent does not answer"),
+        CallError::Shape(_) => BoxError::unavailable(agent_violation("sent an invalid answer")),
+        _ => BoxError::unavailable("the box's agent did not answer"),
     }
 }
 
@@ -170,7 +165,7 @@ fn is_field(name: &str) -> bool {
 }
 
 /// Returns the agent's message, shortened to one line and without its details.
-fn retold(error: &RpcError) -> BoxError {
+fn cleaned_message(error: &RpcError) -> BoxError {
     let message: String = error
         .message()
         .chars()

@@ -200,22 +200,22 @@ mod tests {
     }
 
     fn respond(message: &[u8]) -> (Vec<u8>, Option<String>) {
-        let mut asked = None;
+        let mut looked_up = None;
         let answer = answer(message, |name| {
-            asked = Some(name.to_string());
+            looked_up = Some(name.to_string());
             Answer::At(
                 Ipv4Addr::new(198, 18, 1, 0),
                 Some("fd00:b0:0:1::".parse().unwrap()),
             )
         });
-        (answer.unwrap(), asked)
+        (answer.unwrap(), looked_up)
     }
 
     #[test]
     fn a_name_is_answered_with_its_address() {
         let question = ask(&[b"Ok", b"COM"], TYPE_A);
-        let (answer, asked) = respond(&question);
-        assert_eq!(asked.as_deref(), Some("ok.com"));
+        let (answer, looked_up) = respond(&question);
+        assert_eq!(looked_up.as_deref(), Some("ok.com"));
         assert_eq!(answer[..4], [7, 8, 0x81, 0x80]);
         assert_eq!(answer[4..8], [0, 1, 0, 1]);
         assert!(
@@ -245,8 +245,8 @@ mod tests {
             &[b"\xd0\xbe\xd0\xba", b"com"],
             &[],
         ] {
-            let (answer, asked) = respond(&ask(labels, TYPE_A));
-            assert_eq!(asked, None, "{labels:?}");
+            let (answer, looked_up) = respond(&ask(labels, TYPE_A));
+            assert_eq!(looked_up, None, "{labels:?}");
             assert_eq!((answer[3] & 15, answer[7]), (3, 0), "{labels:?}");
         }
     }

@@ -139,8 +139,8 @@ impl Egress {
             refusals: Refusals::default(),
         });
         let mut tasks = vec![tokio::spawn(syn_queue::hold(Arc::clone(&shared))).abort_handle()];
-        for place in 0..shared.listeners.len() {
-            let accepting = accept(Arc::clone(&shared), place);
+        for index in 0..shared.listeners.len() {
+            let accepting = accept(Arc::clone(&shared), index);
             tasks.push(tokio::spawn(accepting).abort_handle());
         }
         for socket in sockets.dns {
@@ -192,9 +192,9 @@ impl Drop for Egress {
 
 type Current = watch::Receiver<Arc<NetworkPolicy>>;
 
-async fn accept(shared: Arc<Shared>, place: usize) {
+async fn accept(shared: Arc<Shared>, index: usize) {
     loop {
-        match shared.listeners[place].accept().await {
+        match shared.listeners[index].accept().await {
             Ok((stream, _)) => shared.hand_over(stream).await,
             Err(_) => tokio::time::sleep(RETRY).await,
         }

@@ -240,12 +240,12 @@ mod tests {
         let relayed = tokio::spawn(async move { relay(&near, &far, &Uncounted::new()).await });
         guest.write_all(b"question").await.unwrap();
         guest.shutdown().await.unwrap();
-        let mut asked = String::new();
-        host.read_to_string(&mut asked).await.unwrap();
+        let mut question = String::new();
+        host.read_to_string(&mut question).await.unwrap();
         host.write_all(b"answer").await.unwrap();
         let mut answer = [0; 6];
         guest.read_exact(&mut answer).await.unwrap();
-        assert_eq!((asked.as_str(), &answer), ("question", b"answer"));
+        assert_eq!((question.as_str(), &answer), ("question", b"answer"));
         assert!(!relayed.is_finished(), "the host may send more");
         // The kernel does the same to a peer that does not answer keepalive probes.
         reset(guest);

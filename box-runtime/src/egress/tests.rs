@@ -178,8 +178,8 @@ impl Rng {
         for _ in 0..count {
             let mut label = PARTS[self.below(PARTS.len() - 1)].to_vec();
             if self.below(8) == 0 {
-                let place = self.below(label.len() + 1);
-                label.insert(place, u8::try_from(self.below(256)).unwrap());
+                let index = self.below(label.len() + 1);
+                label.insert(index, u8::try_from(self.below(256)).unwrap());
             }
             labels.push(label);
         }
@@ -245,11 +245,11 @@ fn exactly_the_allowed_names_of_a_million_pass() {
         let (v4, v6) = names.addresses_of(&name).unwrap();
         for address in [IpAddr::from(v4), IpAddr::from(v6)] {
             let host = names.host_at(address).unwrap();
-            let asked: Vec<String> = labels
+            let expected: Vec<String> = labels
                 .iter()
                 .map(|label| String::from_utf8(label.to_ascii_lowercase()).unwrap())
                 .collect();
-            assert_eq!(host.to_string(), asked.join("."));
+            assert_eq!(host.to_string(), expected.join("."));
             assert_eq!(policies.check_dial(&host, 443), Ok(()));
         }
         passed += 1;

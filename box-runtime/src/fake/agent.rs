@@ -18,7 +18,7 @@ use box_rpc::{Call, Empty, Handle, Router};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Asked, FakeBackend, Reply, script};
+use super::{FakeBackend, RecordedStart, Reply, script};
 
 struct Agent {
     backend: FakeBackend,
@@ -67,7 +67,7 @@ impl Handle<AgentHealth> for Agent {
             *self.env.lock().unwrap_or_else(PoisonError::into_inner) = env;
         }
         let trouble = self.backend.inner().health_trouble.clone();
-        script::meet(trouble, "health").await?;
+        script::apply(trouble, "health").await?;
         Ok(AgentHealthResult {
             contract: self.backend.inner().contract,
             running: self.running().keys().cloned().collect(),
@@ -87,7 +87,7 @@ impl Handle<AgentStart> for Agent {
         let process_text = text.to_owned();
         let streams = matches!(params.reply, AgentReply::Streamed { .. });
         let info = streams.then(|| info_of(&params)).transpose()?;
-        let Asked {
+        let RecordedStart {
             command_id,
             timeout_ms,
             mode,
@@ -95,7 +95,7 @@ impl Handle<AgentStart> for Agent {
         if let Some(error) = reply.refused {
             return Err(error);
         }
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let (alive, gone) = watch::channel(());
         let kill = Arc::new(Notify::new());
         let mut process = Process {
@@ -115,13 +115,13 @@ impl Handle<AgentStart> for Agent {
             all.insert(command_id.clone(), running);
             all.len()
         };
-        self.backend.has_at_once(at_once);
+        self.backend.count_concurrent(at_once);
         self.write_files(&reply.files)?;
         if let (Some(info), Some(sink)) = (info, call.chunks()) {
             for mut chunk in chunks_of(&reply) {
-                if let AgentChunk::Started { pid, info: told } = &mut chunk {
+                if let AgentChunk::Started { pid, info: started } = &mut chunk {
                     let pid = Some(*pid);
-                    told.get_or_insert_with(|| {
+                    started.get_or_insert_with(|| {
                         Box::new(CommandInfo {
                             pid,
                             ..info.clone()
@@ -131,23 +131,23 @@ impl Handle<AgentStart> for Agent {
                 sink.send(&chunk).await?;
             }
         }
-        let limit = timeout_ms.filter(|_| !reply.deaf);
-        let limit = limit.map_or(super::FOR_EVER, Duration::from_millis);
+        let limit = timeout_ms.filter(|_| !reply.ignores_timeout);
+        let limit = limit.map_or(super::FOREVER, Duration::from_millis);
         let exit = tokio::select! {
             biased;
-            in_time = timeout(limit, pass(reply.takes)) => match in_time {
+            in_time = timeout(limit, sleep_for(reply.takes)) => match in_time {
                 Ok(()) => reply.exit,
                 Err(_) => Exit::by_signal(9, ExitWhy::Timeout),
             },
             () = kill.notified() => Exit::by_signal(9, ExitWhy::Killed),
         };
         process.ended = exit == reply.exit;
-        if reply.dies {
+        if reply.disconnects {
             self.backend.cut_agent(&self.box_id);
             // A cut agent sends nothing more; the end of the connection drops this call.
             std::future::pending::<()>().await;
         }
-        let answer = answer(command_id, mode, &reply, exit, begun.elapsed());
+        let answer = answer(command_id, mode, &reply, exit, started_at.elapsed());
         Ok(match &reply.tamper {
             Some(tamper) => tamper(answer),
             None => answer,
@@ -178,7 +178,7 @@ impl Handle<AgentKill> for Agent {
 impl Handle<AgentClear> for Agent {
     async fn handle(&self, _: Empty, _: Call<AgentClear>) -> Result<Empty, BoxError> {
         let trouble = self.backend.inner().clear_trouble.clone();
-        script::meet(trouble, "clear").await?;
+        script::apply(trouble, "clear").await?;
         let running: Vec<_> = self.running().values().cloned().collect();
         for Running { kill, mut gone } in running {
             kill.notify_one();
@@ -263,7 +263,7 @@ fn locked(running: &Commands) -> MutexGuard<'_, HashMap<CommandId, Running>> {
 }
 
 /// Sleeps, unless the duration is zero.
-async fn pass(time: Duration) {
+async fn sleep_for(time: Duration) {
     if !time.is_zero() {
         sleep(time).await;
     }

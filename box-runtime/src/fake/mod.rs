@@ -47,11 +47,11 @@ use crate::backend::{Availability, Backend, Capabilities, Facts, StartRequest, S
 const QUEUE: usize = 16;
 
 /// Longest sleep, used as "forever".
-const FOR_EVER: Duration = Duration::from_hours(24 * 365);
+const FOREVER: Duration = Duration::from_hours(24 * 365);
 
 type Answer = dyn Fn(&str) -> Reply + Send + Sync;
 
-type Meanwhile = dyn Fn(&NetworkPolicy) + Send + Sync;
+type PolicyHook = dyn Fn(&NetworkPolicy) + Send + Sync;
 
 /// Backend that starts nothing and records every request. Clones share state.
 ///
@@ -71,8 +71,8 @@ struct Inner {
     facts: Facts,
     contract: u32,
     start_troubles: VecDeque<Trouble>,
-    keep_error: Option<BoxError>,
-    meanwhile: Option<Arc<Meanwhile>>,
+    persist_error: Option<BoxError>,
+    policy_hook: Option<Arc<PolicyHook>>,
     stop_troubles: VecDeque<Trouble>,
     health_trouble: Option<Trouble>,
     clear_trouble: Option<Trouble>,
@@ -93,14 +93,14 @@ struct Record {
     killed: Vec<String>,
     mounts: Vec<BoxMountSpec>,
     policies: Vec<(String, NetworkPolicy)>,
-    kept: Vec<(String, String)>,
+    persisted: Vec<(String, String)>,
     stops: Vec<String>,
-    most_execs: usize,
-    most_boxes: usize,
+    max_execs: usize,
+    max_boxes: usize,
 }
 
 /// Properties of a recorded command that the agent needs.
-struct Asked {
+struct RecordedStart {
     command_id: CommandId,
     timeout_ms: Option<u64>,
     mode: AgentReply,
@@ -141,8 +141,8 @@ impl FakeBackend {
                 facts: Facts::default(),
                 contract: 1,
                 start_troubles: VecDeque::new(),
-                keep_error: None,
-                meanwhile: None,
+                persist_error: None,
+                policy_hook: None,
                 stop_troubles: VecDeque::new(),
                 health_trouble: None,
                 clear_trouble: None,
@@ -205,13 +205,13 @@ impl FakeBackend {
     }
 
     /// Sets the error of writing a record; `None` succeeds.
-    pub fn set_keep_error(&self, error: Option<BoxError>) {
-        self.inner().keep_error = error;
+    pub fn set_persist_error(&self, error: Option<BoxError>) {
+        self.inner().persist_error = error;
     }
 
     /// Sets a hook that runs before a network policy is applied.
-    pub fn before_policy(&self, meanwhile: impl Fn(&NetworkPolicy) + Send + Sync + 'static) {
-        self.inner().meanwhile = Some(Arc::new(meanwhile));
+    pub fn before_policy(&self, policy_hook: impl Fn(&NetworkPolicy) + Send + Sync + 'static) {
+        self.inner().policy_hook = Some(Arc::new(policy_hook));
     }
 
     /// Queues the reply to a future command.
@@ -294,8 +294,8 @@ impl FakeBackend {
     }
 
     /// Returns the records that were written, with their box ids, in order.
-    pub fn kept(&self) -> Vec<(String, String)> {
-        self.inner().record.kept.clone()
+    pub fn persisted(&self) -> Vec<(String, String)> {
+        self.inner().record.persisted.clone()
     }
 
     fn box_of(&self, id: Uuid) -> Result<String, BoxError> {
@@ -313,13 +313,13 @@ impl FakeBackend {
     }
 
     /// Returns the highest number of concurrent commands in one box.
-    pub fn most_execs_at_once(&self) -> usize {
-        self.inner().record.most_execs
+    pub fn max_concurrent_execs(&self) -> usize {
+        self.inner().record.max_execs
     }
 
     /// Returns the highest number of concurrent boxes.
-    pub fn most_boxes_at_once(&self) -> usize {
-        self.inner().record.most_boxes
+    pub fn max_concurrent_boxes(&self) -> usize {
+        self.inner().record.max_boxes
     }
 
     /// Returns the number of existing boxes.
@@ -332,9 +332,9 @@ impl FakeBackend {
         self.inner().record.forgets_commands = true;
     }
 
-    fn has_at_once(&self, commands: usize) {
+    fn count_concurrent(&self, commands: usize) {
         let record = &mut self.inner().record;
-        record.most_execs = record.most_execs.max(commands);
+        record.max_execs = record.max_execs.max(commands);
     }
 
     fn forgets_commands(&self) -> bool {
@@ -342,8 +342,13 @@ impl FakeBackend {
     }
 
     /// Records a command with its whole environment.
-    fn record(&self, box_id: &Arc<str>, mut params: AgentStartParams, env: &Mutex<Env>) -> Asked {
-        let asked = Asked {
+    fn record(
+        &self,
+        box_id: &Arc<str>,
+        mut params: AgentStartParams,
+        env: &Mutex<Env>,
+    ) -> RecordedStart {
+        let start = RecordedStart {
             command_id: params.command_id.clone(),
             timeout_ms: params.timeout_ms,
             mode: params.reply,
@@ -355,7 +360,7 @@ impl FakeBackend {
             params.env = whole;
             record.commands.push((Arc::clone(box_id), params));
         }
-        asked
+        start
     }
 
     fn reply_to(&self, text: &str) -> Reply {
@@ -391,7 +396,7 @@ impl Backend for FakeBackend {
             inner.record.probes += 1;
             inner.probe_trouble.clone()
         };
-        if let Err(error) = script::meet(trouble, "probe").await {
+        if let Err(error) = script::apply(trouble, "probe").await {
             return Availability::unavailable(error.message());
         }
         self.inner().availability.clone()
@@ -405,7 +410,7 @@ impl Backend for FakeBackend {
             inner.record.specs.push(request.spec.clone());
             inner.start_troubles.pop_front()
         };
-        script::meet(trouble, "start").await?;
+        script::apply(trouble, "start").await?;
         let (near, far) = queue::pair(QUEUE);
         let options = Options {
             limits: Limits::in_process(),
@@ -415,13 +420,13 @@ impl Backend for FakeBackend {
         let mut inner = self.inner();
         let started = StartedBox::new(format!("backend-{box_id}"), near);
         let started = started.with_facts(inner.facts.clone());
-        let made = FakeBox {
+        let created = FakeBox {
             box_id,
             alive: true,
             agent,
         };
-        inner.boxes.insert(request.id, made);
-        inner.record.most_boxes = inner.record.most_boxes.max(inner.boxes.len());
+        inner.boxes.insert(request.id, created);
+        inner.record.max_boxes = inner.record.max_boxes.max(inner.boxes.len());
         Ok(started)
     }
 
@@ -436,22 +441,22 @@ impl Backend for FakeBackend {
 
     fn set_network_policy(&self, id: Uuid, policy: &NetworkPolicy) -> Result<(), BoxError> {
         let box_id = self.box_of(id)?;
-        let meanwhile = self.inner().meanwhile.clone();
-        if let Some(meanwhile) = meanwhile {
-            meanwhile(policy);
+        let policy_hook = self.inner().policy_hook.clone();
+        if let Some(policy_hook) = policy_hook {
+            policy_hook(policy);
         }
         let applied = (box_id, policy.clone());
         self.inner().record.policies.push(applied);
         Ok(())
     }
 
-    fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
+    fn persist(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
         let box_id = self.box_of(id)?;
         let mut inner = self.inner();
-        if let Some(error) = &inner.keep_error {
+        if let Some(error) = &inner.persist_error {
             return Err(error.clone());
         }
-        inner.record.kept.push((box_id, record.to_owned()));
+        inner.record.persisted.push((box_id, record.to_owned()));
         Ok(())
     }
 
@@ -462,7 +467,7 @@ impl Backend for FakeBackend {
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {
         let trouble = self.inner().stop_troubles.pop_front();
-        script::meet(trouble, "stop").await?;
+        script::apply(trouble, "stop").await?;
         let mut inner = self.inner();
         if let Some(gone) = inner.boxes.remove(&id) {
             inner.record.stops.push(gone.box_id);

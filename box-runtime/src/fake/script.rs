@@ -7,7 +7,7 @@ use std::time::Duration;
 use box_protocol::actions::{AgentChunk, AgentCommand};
 use box_protocol::{BoxError, Exit, ExitWhy};
 
-use super::FOR_EVER;
+use super::FOREVER;
 
 /// Failure of a start, a stop or a probe.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ pub enum Trouble {
 }
 
 /// Applies a failure to the current call.
-pub(super) async fn meet(trouble: Option<Trouble>, what: &str) -> Result<(), BoxError> {
+pub(super) async fn apply(trouble: Option<Trouble>, what: &str) -> Result<(), BoxError> {
     match trouble {
         None => Ok(()),
         Some(Trouble::Slow(time)) => {
@@ -31,11 +31,11 @@ pub(super) async fn meet(trouble: Option<Trouble>, what: &str) -> Result<(), Box
             Ok(())
         }
         Some(Trouble::Hang) => {
-            tokio::time::sleep(FOR_EVER).await;
+            tokio::time::sleep(FOREVER).await;
             Ok(())
         }
         Some(Trouble::Fail(error)) => Err(error),
-        Some(Trouble::Panic) => panic!("the fake was told to panic: {what}"),
+        Some(Trouble::Panic) => panic!("fake backend: scripted panic in {what}"),
     }
 }
 
@@ -52,8 +52,8 @@ pub struct Reply {
     pub(super) chunks: Option<Vec<AgentChunk>>,
     pub(super) tamper: Option<Arc<Tamper>>,
     pub(super) refused: Option<BoxError>,
-    pub(super) dies: bool,
-    pub(super) deaf: bool,
+    pub(super) disconnects: bool,
+    pub(super) ignores_timeout: bool,
     pub(super) lingers: Duration,
 }
 
@@ -77,8 +77,8 @@ impl Default for Reply {
             chunks: None,
             tamper: None,
             refused: None,
-            dies: false,
-            deaf: false,
+            disconnects: false,
+            ignores_timeout: false,
             lingers: Duration::ZERO,
         }
     }
@@ -95,7 +95,7 @@ impl Reply {
 
     /// Creates a reply that runs until it is killed.
     pub fn hang() -> Self {
-        Self::default().takes(FOR_EVER)
+        Self::default().takes(FOREVER)
     }
 
     /// Creates a reply that refuses to start the command.
@@ -154,14 +154,14 @@ impl Reply {
     }
 
     /// Breaks the agent's connection when the command would end.
-    pub fn dies(mut self) -> Self {
-        self.dies = true;
+    pub fn disconnects(mut self) -> Self {
+        self.disconnects = true;
         self
     }
 
     /// Makes the agent ignore the timeout of the command.
-    pub fn deaf(mut self) -> Self {
-        self.deaf = true;
+    pub fn ignores_timeout(mut self) -> Self {
+        self.ignores_timeout = true;
         self
     }
 

@@ -71,7 +71,7 @@ impl NativeBackend {
         fds.push(logs.as_fd());
         fds.extend(record_flag.as_ref().map(AsFd::as_fd));
         let mut forked = fork(&server, &plan, &fds, &sources).await;
-        if lacks_network(&forked) && request.does_without("network") {
+        if lacks_network(&forked) && request.is_best_effort("network") {
             plan.network = box_sys::Network::Loopback;
             forked = fork(&server, &plan, &fds, &sources).await;
         }

@@ -31,7 +31,7 @@ pub(super) struct LiveBox {
     /// Outgoing network, if the box has one.
     pub(super) egress: OnceLock<Egress>,
     /// Reason why the backend ended the box.
-    pub(super) end_reason: OnceLock<BoxError>,
+    pub(super) kill_reason: OnceLock<BoxError>,
     /// Present until the box has a record.
     record_flag: Mutex<Option<RecordFlag>>,
 }
@@ -71,7 +71,7 @@ impl LiveBox {
             quota: OnceLock::new(),
             disk: Mutex::default(),
             egress: OnceLock::new(),
-            end_reason: OnceLock::new(),
+            kill_reason: OnceLock::new(),
             record_flag: Mutex::new(record_flag),
         })
     }
@@ -133,8 +133,8 @@ impl LiveBox {
     /// Returns why the box is gone, if known.
     ///
     /// The backend ended it, or it exceeded its memory limit.
-    pub(super) fn why_gone(&self) -> Option<BoxError> {
-        if let Some(why) = self.end_reason.get() {
+    pub(super) fn end_reason(&self) -> Option<BoxError> {
+        if let Some(why) = self.kill_reason.get() {
             return Some(why.clone());
         }
         let usage = self.sandbox.usage();
@@ -151,7 +151,7 @@ impl LiveBox {
 
     /// Kills the box and records the error that its callers receive.
     pub(super) fn kill_with(&self, why: BoxError) {
-        let _ = self.end_reason.set(why);
+        let _ = self.kill_reason.set(why);
         // The box may be gone already.
         let _ = self.sandbox.kill();
     }

@@ -190,8 +190,8 @@ impl Backend for NativeBackend {
         })
     }
 
-    fn why_gone(&self, id: Uuid) -> Option<BoxError> {
-        self.live_box(id)?.why_gone()
+    fn end_reason(&self, id: Uuid) -> Option<BoxError> {
+        self.live_box(id)?.end_reason()
     }
 
     fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
@@ -267,7 +267,7 @@ impl Backend for NativeBackend {
         Ok(())
     }
 
-    fn keep(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
+    fn persist(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
         let Some(live_box) = self.live_box(id) else {
             return Ok(());
         };
@@ -332,7 +332,7 @@ impl Backend for NativeBackend {
                 state.remove();
             };
             let _ = tokio::task::spawn_blocking(removing).await;
-            return Ok(Reach::Gone("it ended while no server was running"));
+            return Ok(Reach::Dead("it ended while no server was running"));
         };
         let quota = match &reached.quota {
             Some(record) => Quota::restore(record).await.map(Some),
@@ -350,14 +350,14 @@ impl Backend for NativeBackend {
             live_box.kill_with(unmeasurable());
             let backend = self.clone();
             tokio::spawn(async move { backend.stop(id).await });
-            return Ok(Reach::Gone(
+            return Ok(Reach::Dead(
                 "the workspace with workspace_quota_mb no longer exists",
             ));
         };
         if let Some(quota) = quota {
             live_box.watch(quota, true);
         }
-        Ok(Reach::Here(reached.started))
+        Ok(Reach::Alive(reached.started))
     }
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {

@@ -15,7 +15,7 @@ fn bytes(stream: StreamName, offset: u64, data: &[u8]) -> AgentChunk {
 }
 
 /// Returns offset, position and data of each chunk that a reader gets.
-fn told(output_view: &mut OutputView, chunk: AgentChunk) -> Vec<(u64, u64, String)> {
+fn converted(output_view: &mut OutputView, chunk: AgentChunk) -> Vec<(u64, u64, String)> {
     let (Converted::Output(chunks) | Converted::Enough(chunks)) =
         output_view.convert(chunk).unwrap()
     else {
@@ -52,20 +52,20 @@ fn piece(offset: u64, pos: u64, data: &str) -> (u64, u64, String) {
 }
 
 #[test]
-fn reading_begins_where_it_was_asked_for_in_each_stream() {
+fn reading_begins_at_the_requested_offset_of_each_stream() {
     let from = ReadFrom::Offsets(PerStream {
         stdout: 12,
         stderr: 3,
     });
     let mut output_view = OutputView::new(View::Bytes, from, None, None);
-    assert_eq!(told(&mut output_view, begin((10, 0), (0, 0), b"")), []);
-    assert_eq!(told(&mut output_view, bytes(Stderr, 0, b"ab")), []);
+    assert_eq!(converted(&mut output_view, begin((10, 0), (0, 0), b"")), []);
+    assert_eq!(converted(&mut output_view, bytes(Stderr, 0, b"ab")), []);
     assert_eq!(
-        told(&mut output_view, bytes(Stdout, 10, b"0123")),
+        converted(&mut output_view, bytes(Stdout, 10, b"0123")),
         [piece(12, 14, "23")]
     );
     assert_eq!(
-        told(&mut output_view, bytes(Stderr, 2, b"cd")),
+        converted(&mut output_view, bytes(Stderr, 2, b"cd")),
         [piece(3, 17, "d")]
     );
     let end = output_view.end(ReadWhy::Time);
@@ -82,16 +82,16 @@ fn reading_begins_where_it_was_asked_for_in_each_stream() {
 }
 
 #[test]
-fn what_is_gone_is_told_with_its_size() {
+fn lost_output_is_reported_as_a_gap() {
     let from = ReadFrom::Offsets(PerStream {
         stdout: 4,
         stderr: 0,
     });
     let mut output_view = OutputView::new(View::Bytes, from, None, None);
-    let gaps = told(&mut output_view, begin((10, 2), (0, 0), b""));
+    let gaps = converted(&mut output_view, begin((10, 2), (0, 0), b""));
     assert_eq!(gaps, [piece(4, 6, "gap Stdout"), piece(0, 2, "gap Stderr")]);
     assert_eq!(
-        told(&mut output_view, bytes(Stdout, 10, b"x")),
+        converted(&mut output_view, bytes(Stdout, 10, b"x")),
         [piece(10, 12, "x")]
     );
     let end = output_view.end(ReadWhy::Exit);
@@ -110,12 +110,12 @@ fn what_is_gone_is_told_with_its_size() {
         }
     );
     let mut by_position = OutputView::new(View::Bytes, ReadFrom::Pos(5), None, None);
-    let gaps = told(&mut by_position, begin((10, 2), (0, 0), b""));
+    let gaps = converted(&mut by_position, begin((10, 2), (0, 0), b""));
     assert_eq!(gaps, [piece(3, 7, "gap Stdout")]);
 }
 
 #[test]
-fn text_counts_its_own_bytes_and_never_splits_a_character() {
+fn the_text_view_counts_text_bytes_and_never_splits_a_character() {
     // Three invalid bytes came before, which the text view counts as nine bytes.
     let from = ReadFrom::Offsets(PerStream {
         stdout: 10,
@@ -123,14 +123,14 @@ fn text_counts_its_own_bytes_and_never_splits_a_character() {
     });
     let mut output_view = OutputView::new(View::Text, from, None, None);
     assert_eq!(
-        told(&mut output_view, begin((5, 0), (9, 0), &[0xe2, 0x82])),
+        converted(&mut output_view, begin((5, 0), (9, 0), &[0xe2, 0x82])),
         []
     );
-    let first = told(&mut output_view, bytes(Stdout, 5, &[0xac, b'a', 0xf0]));
+    let first = converted(&mut output_view, bytes(Stdout, 5, &[0xac, b'a', 0xf0]));
     // The reader's offset is inside a character, which is skipped as a whole.
     assert_eq!(first, [piece(12, 12, "a")]);
-    assert_eq!(told(&mut output_view, bytes(Stdout, 8, &[0x9f])), []);
-    let rest: Vec<_> = output_view.rest();
+    assert_eq!(converted(&mut output_view, bytes(Stdout, 8, &[0x9f])), []);
+    let rest: Vec<_> = output_view.finish();
     assert!(
         matches!(&rest[..], [CommandChunk::Text(piece)] if piece.data == "\u{fffd}" && piece.offset == 13)
     );
@@ -138,10 +138,10 @@ fn text_counts_its_own_bytes_and_never_splits_a_character() {
 }
 
 #[test]
-fn a_reader_gets_no_more_than_it_wants_and_can_go_on() {
+fn a_reader_gets_at_most_its_limit_and_can_continue() {
     let mut output_view = OutputView::new(View::Text, ReadFrom::default(), Some(4), None);
     assert_eq!(
-        told(&mut output_view, bytes(Stdout, 0, b"ab")),
+        converted(&mut output_view, bytes(Stdout, 0, b"ab")),
         [piece(0, 0, "ab")]
     );
     let chunk = bytes(Stdout, 2, "céd".as_bytes());
@@ -157,23 +157,26 @@ fn a_reader_gets_no_more_than_it_wants_and_can_go_on() {
     let from = ReadFrom::Offsets(end.next);
     let mut again = OutputView::new(View::Text, from, None, None);
     assert_eq!(
-        told(&mut again, bytes(Stdout, 0, "abcéd".as_bytes())),
+        converted(&mut again, bytes(Stdout, 0, "abcéd".as_bytes())),
         [piece(3, 3, "éd")]
     );
 }
 
 #[test]
-fn the_last_bytes_are_those_before_the_end() {
+fn a_tail_reads_the_bytes_before_the_end() {
     let mut output_view = OutputView::new(View::Bytes, ReadFrom::Tail(3), None, None);
-    assert_eq!(told(&mut output_view, begin((996, 1000), (0, 0), b"")), []);
     assert_eq!(
-        told(&mut output_view, bytes(Stdout, 996, b"abcd")),
+        converted(&mut output_view, begin((996, 1000), (0, 0), b"")),
+        []
+    );
+    assert_eq!(
+        converted(&mut output_view, bytes(Stdout, 996, b"abcd")),
         [piece(997, 1997, "bcd")]
     );
 }
 
 #[test]
-fn an_agent_that_makes_no_sense_is_found_out() {
+fn invalid_chunks_are_refused() {
     let odd = |chunks: Vec<AgentChunk>| {
         let mut output_view = OutputView::new(View::Text, ReadFrom::default(), None, None);
         chunks
@@ -201,7 +204,7 @@ fn an_agent_that_makes_no_sense_is_found_out() {
 }
 
 #[test]
-fn output_that_nothing_can_have_written_is_not_believed() {
+fn impossible_offsets_are_refused() {
     for (raw, text) in [
         ((u64::MAX - 1, 0), (0, 0)),
         ((0, u64::MAX), (0, 0)),

@@ -211,11 +211,11 @@ fn stat(runtime: &BoxRuntime, path: &str) -> JoinHandle<Result<FileStatResult, B
 async fn ask(
     runtime: &BoxRuntime,
     caller: &Caller,
-    session: &str,
+    box_id: &str,
     path: &str,
 ) -> Result<FileStatResult, BoxError> {
     let params = FileStatParams {
-        box_id: id(session),
+        box_id: id(box_id),
         user: None,
         expand: false,
         paths: vec![path.to_owned()],
@@ -239,9 +239,9 @@ fn read_params(path: &str) -> FileReadParams {
 async fn an_unknown_box_or_that_of_another_owner_is_not_found() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(300));
     create(&runtime, &Caller::token("alice")).await.unwrap();
-    for (caller, session) in [("bob", "s"), ("alice", "other")] {
+    for (caller, box_id) in [("bob", "s"), ("alice", "other")] {
         let caller = Caller::token(caller);
-        let refused = ask(&runtime, &caller, session, "/x").await;
+        let refused = ask(&runtime, &caller, box_id, "/x").await;
         assert_eq!(code(refused), Code::NotFound);
     }
     let mine = ask(&runtime, &Caller::token("alice"), "s", "/x").await;
@@ -249,7 +249,7 @@ async fn an_unknown_box_or_that_of_another_owner_is_not_found() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_waits_for_a_box_that_is_being_made() {
+async fn a_call_waits_for_a_starting_box() {
     let shared = Shared {
         start_takes: seconds(20),
         ..Shared::default()
@@ -288,7 +288,7 @@ async fn a_call_shares_the_outcome_of_the_start_it_waits_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_whose_agent_is_gone_is_unavailable_with_the_reason() {
+async fn a_box_with_a_disconnected_agent_is_unavailable_with_the_reason() {
     let (runtime, backend) = runtime(Shared::default(), seconds(300));
     create(&runtime, &Caller::Local).await.unwrap();
     let under_way = stat(&runtime, "/slow");
@@ -373,8 +373,8 @@ async fn an_idle_box_is_missing_for_that_reason() {
         (error.code(), ended(&error)),
         (Code::NotFound, Some(Ended::Idle))
     );
-    let said = "box s not found: it expired: no call used it for its idle time";
-    assert_eq!(error.message(), said);
+    let expected = "box s not found: it expired: no call used it for its idle time";
+    assert_eq!(error.message(), expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -396,7 +396,7 @@ async fn a_call_keeps_its_box_in_use_until_it_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_call_is_dropped_inside_as_well() {
+async fn a_dropped_call_is_cancelled_in_the_agent() {
     let (runtime, backend) = runtime(Shared::default(), seconds(100));
     create(&runtime, &Caller::Local).await.unwrap();
     let slow = stat(&runtime, "/slow");
@@ -449,7 +449,7 @@ async fn too_many_bytes_in_one_box_are_refused_and_leave_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agents_error_keeps_its_code_and_little_else() {
+async fn an_agents_error_keeps_its_code_and_a_short_message() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
     create(&runtime, &Caller::Local).await.unwrap();
     let error = stat(&runtime, "/refused").await.unwrap().unwrap_err();
@@ -468,7 +468,7 @@ async fn an_agents_error_keeps_its_code_and_little_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn chunks_are_relayed_one_by_one_and_no_faster_than_they_are_taken() {
+async fn chunks_are_forwarded_with_back_pressure() {
     let (runtime, backend) = runtime(Shared::default(), seconds(100));
     let me = Caller::Local;
     create(&runtime, &me).await.unwrap();
@@ -518,7 +518,7 @@ async fn a_chunk_that_is_too_large_ends_the_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_serves_no_files_says_so() {
+async fn an_agent_without_file_support_is_unsupported() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     let refused = ask(&w.runtime, &w.caller, "s", "/x").await;

@@ -10,7 +10,7 @@ use box_runtime::{Availability, BoxRuntime, Caller, Capabilities, Facts, Runtime
 use super::fixture::{Fixture, code, exec_of, fixture, seconds, settle, spec};
 
 #[tokio::test(start_paused = true)]
-async fn no_backend_fails_closed_and_is_asked_again_at_the_next_call() {
+async fn without_a_backend_calls_fail_and_the_next_call_checks_again() {
     let w = fixture();
     w.backend.set_availability(Availability::Unavailable {
         reason: "the daemon does not answer".to_owned(),
@@ -51,7 +51,7 @@ async fn the_first_available_backend_is_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn availability_is_asked_at_most_once_a_second() {
+async fn availability_is_checked_at_most_once_a_second() {
     let w = fixture();
     for _ in 0..10 {
         w.runtime.health().await;
@@ -74,7 +74,7 @@ async fn no_backend_at_all_is_lasting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
+async fn a_missing_network_is_refused_unless_it_is_best_effort() {
     let w = fixture();
     w.backend.set_capabilities(Capabilities::default());
     let error = w
@@ -106,7 +106,7 @@ async fn a_network_that_is_not_there_is_refused_unless_it_may_be_missing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn health_reports_what_the_backend_lacks() {
+async fn health_reports_missing_features() {
     let w = fixture();
     w.backend.set_availability(Availability::Available {
         degraded: vec!["disk_quota".to_owned()],
@@ -137,7 +137,7 @@ async fn status_counts_boxes_and_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_who_wait_for_a_probe_share_its_answer() {
+async fn callers_that_wait_for_a_probe_share_its_answer() {
     let w = fixture();
     w.backend
         .set_probe_trouble(Some(box_runtime::fake::Trouble::Slow(seconds(2))));

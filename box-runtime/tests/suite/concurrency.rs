@@ -72,15 +72,15 @@ fn may_be(error: &BoxError) -> bool {
 
 impl Fixture {
     fn clone_of(&self) -> Self {
-        let mut clone = self.seen_by("");
+        let mut clone = self.with_token("");
         clone.caller = self.caller.clone();
         clone
     }
 
-    async fn make(&self, session: &str, call: Call) -> Result<(), BoxError> {
-        let mut draft = spec(session, "job");
+    async fn call(&self, name: &str, call: Call) -> Result<(), BoxError> {
+        let mut draft = spec(name, "job");
         draft.network = Some(Network::On);
-        let box_id = id(session);
+        let box_id = id(name);
         match call {
             Call::Exec { takes, limit, kill } => {
                 let cmd = format!("{takes}");
@@ -120,11 +120,11 @@ impl Fixture {
                 };
                 self.runtime.update(&self.caller, params).await.map(drop)
             }
-            Call::Commands => self.commands(session).await.map(drop),
-            Call::Delete { force: true } => self.force_delete(session).await.map(drop),
-            Call::Delete { force: false } => self.delete(session).await.map(drop),
+            Call::Commands => self.commands(name).await.map(drop),
+            Call::Delete { force: true } => self.force_delete(name).await.map(drop),
+            Call::Delete { force: false } => self.delete(name).await.map(drop),
             Call::Die => {
-                self.backend.cut_agent(session);
+                self.backend.cut_agent(name);
                 Ok(())
             }
             Call::BadStart(seconds) => {
@@ -151,40 +151,36 @@ impl Fixture {
 
     /// Each box has the same reported, stored and enforced settings.
     async fn is_consistent(&self) {
-        let kept = self.backend.kept();
+        let kept = self.backend.persisted();
         let applied = self.backend.policies();
-        for session in self.ids().await {
-            let session = session.as_str();
+        for box_id in self.ids().await {
+            let box_id = box_id.as_str();
             // A box that is being deleted may be gone by now.
-            let Ok(info) = self.get(session).await else {
+            let Ok(info) = self.get(box_id).await else {
                 continue;
             };
             let lasts = !matches!(info.state, BoxState::Starting | BoxState::Failed);
             if !lasts || info.status == LaneStatus::Closing {
                 continue;
             }
-            let (_, record) = kept.iter().rfind(|(of, _)| of == session).unwrap();
+            let (_, record) = kept.iter().rfind(|(of, _)| of == box_id).unwrap();
             let record: Value = serde_json::from_str(record).unwrap();
             let info_json = serde_json::to_value(&info).unwrap();
             for member in ["labels", "lifetime", "network_policy"] {
-                assert_eq!(record[member], info_json[member], "{session} {member}");
+                assert_eq!(record[member], info_json[member], "{box_id} {member}");
             }
-            assert_eq!(
-                record["paused"],
-                info.state == BoxState::Paused,
-                "{session}"
-            );
+            assert_eq!(record["paused"], info.state == BoxState::Paused, "{box_id}");
             assert_eq!(
                 record["stopped"],
                 info.state == BoxState::Stopped,
-                "{session}"
+                "{box_id}"
             );
-            let (_, policy) = applied.iter().rfind(|(of, _)| of == session).unwrap();
+            let (_, policy) = applied.iter().rfind(|(of, _)| of == box_id).unwrap();
             let policy = serde_json::to_value(policy).unwrap();
             let wanted = &info_json["network_policy"];
             assert!(
                 *wanted == policy || wanted.is_null(),
-                "{session}: {policy} is not {wanted}"
+                "{box_id}: {policy} is not {wanted}"
             );
         }
     }
@@ -204,14 +200,14 @@ async fn check(calls: Vec<(u64, u8, Call)>) {
         Reply::stdout(text).takes(Duration::from_secs(seconds))
     });
     let mut running = Vec::new();
-    for (gap, session, call) in calls {
+    for (gap, box_id, call) in calls {
         if gap > 0 {
             sleep(Duration::from_millis(gap)).await;
         }
         let w = w.clone_of();
         running.push(tokio::spawn(async move {
             let made = call.clone();
-            (made, w.make(&format!("s{session}"), call).await)
+            (made, w.call(&format!("s{box_id}"), call).await)
         }));
     }
     for call in running {
@@ -224,10 +220,10 @@ async fn check(calls: Vec<(u64, u8, Call)>) {
         }
     }
     assert!(
-        w.backend.most_execs_at_once() <= 1,
+        w.backend.max_concurrent_execs() <= 1,
         "execs of one box overlap"
     );
-    assert!(w.backend.most_boxes_at_once() <= MAX_BOXES);
+    assert!(w.backend.max_concurrent_boxes() <= MAX_BOXES);
     sleep(Duration::from_secs(1)).await;
     w.is_consistent().await;
     w.backend.set_clear_trouble(None);
@@ -244,7 +240,7 @@ proptest! {
     })]
 
     #[test]
-    fn calls_that_meet_are_all_answered_and_leave_what_was_promised(calls in calls()) {
+    fn concurrent_calls_are_answered_and_leave_a_consistent_state(calls in calls()) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)

@@ -33,7 +33,7 @@ fn word<T: std::fmt::Debug>(result: Result<T, CallError>) -> Code {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_whole_life_of_a_box_over_a_connection() {
+async fn a_box_is_created_used_and_deleted_over_a_connection() {
     let w = fixture();
     let line = line(&w, None);
     let peer = line.client.peer();
@@ -105,7 +105,7 @@ async fn the_whole_life_of_a_box_over_a_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_is_its_tokens() {
+async fn a_connection_has_the_identity_of_its_token() {
     let w = fixture();
     let (alice, bob) = (line(&w, Some("alice")), line(&w, Some("bob")));
     alice
@@ -162,7 +162,7 @@ async fn output_streams_over_a_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broken_connection_kills_what_it_ran() {
+async fn a_broken_connection_kills_its_command() {
     let w = fixture();
     let line = line(&w, None);
     w.backend.on_command("sleep", Reply::hang());

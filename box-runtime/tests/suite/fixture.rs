@@ -36,8 +36,8 @@ pub(crate) fn id(text: &str) -> BoxId {
     BoxId::new(text).unwrap()
 }
 
-pub(crate) fn spec(session: &str, cmd: &str) -> SpecDraft {
-    SpecDraft::new(session).cmd(cmd)
+pub(crate) fn spec(box_id: &str, cmd: &str) -> SpecDraft {
+    SpecDraft::new(box_id).cmd(cmd)
 }
 
 pub(crate) fn exec_of(spec: SpecDraft) -> BoxExecParams {
@@ -48,7 +48,7 @@ pub(crate) fn exec_of(spec: SpecDraft) -> BoxExecParams {
 }
 
 impl Fixture {
-    pub(crate) fn seen_by(&self, name: &str) -> Self {
+    pub(crate) fn with_token(&self, name: &str) -> Self {
         Self {
             backend: self.backend.clone(),
             runtime: self.runtime.clone(),
@@ -58,10 +58,10 @@ impl Fixture {
 
     pub(crate) async fn exec(
         &self,
-        session: &str,
+        box_id: &str,
         cmd: &str,
     ) -> Result<BoxExecutionResult, BoxError> {
-        self.exec_spec(spec(session, cmd)).await
+        self.exec_spec(spec(box_id, cmd)).await
     }
 
     pub(crate) async fn exec_spec(&self, spec: SpecDraft) -> Result<BoxExecutionResult, BoxError> {
@@ -71,10 +71,10 @@ impl Fixture {
     /// Starts an exec and lets it run as far as it can.
     pub(crate) async fn begin(
         &self,
-        session: &str,
+        box_id: &str,
         cmd: &str,
     ) -> JoinHandle<Result<BoxExecutionResult, BoxError>> {
-        self.begin_exec(exec_of(spec(session, cmd))).await
+        self.begin_exec(exec_of(spec(box_id, cmd))).await
     }
 
     pub(crate) async fn begin_exec(
@@ -95,24 +95,24 @@ impl Fixture {
         self.runtime.create(&self.caller, params).await
     }
 
-    pub(crate) async fn delete(&self, session: &str) -> Result<BoxDeleteResult, BoxError> {
+    pub(crate) async fn delete(&self, box_id: &str) -> Result<BoxDeleteResult, BoxError> {
         let params = BoxDeleteParams {
-            box_id: id(session),
+            box_id: id(box_id),
             force: false,
         };
         self.runtime.delete(&self.caller, params).await
     }
 
-    pub(crate) async fn force_delete(&self, session: &str) -> Result<BoxDeleteResult, BoxError> {
+    pub(crate) async fn force_delete(&self, box_id: &str) -> Result<BoxDeleteResult, BoxError> {
         let params = BoxDeleteParams {
-            box_id: id(session),
+            box_id: id(box_id),
             force: true,
         };
         self.runtime.delete(&self.caller, params).await
     }
 
-    pub(crate) async fn get(&self, session: &str) -> Result<BoxInfo, BoxError> {
-        self.runtime.get(&self.caller, &id(session)).await
+    pub(crate) async fn get(&self, box_id: &str) -> Result<BoxInfo, BoxError> {
+        self.runtime.get(&self.caller, &id(box_id)).await
     }
 
     pub(crate) async fn list(&self) -> Vec<BoxInfo> {
@@ -132,17 +132,17 @@ impl Fixture {
     }
 
     /// The commands of a box.
-    pub(crate) async fn commands(&self, session: &str) -> Result<Vec<CommandInfo>, BoxError> {
-        let params = serde_json::json!({ "box_id": session });
+    pub(crate) async fn commands(&self, box_id: &str) -> Result<Vec<CommandInfo>, BoxError> {
+        let params = serde_json::json!({ "box_id": box_id });
         let params = serde_json::from_value(params).unwrap();
         let listed = self.runtime.list_commands(&self.caller, params).await;
         listed.map(|listed| listed.items)
     }
 
     /// The kinds of the events of a box.
-    pub(crate) async fn events(&self, session: &str) -> Vec<String> {
+    pub(crate) async fn events(&self, box_id: &str) -> Vec<String> {
         let (to, mut chunks) = tokio::sync::mpsc::channel(4096);
-        let params = serde_json::json!({ "box_id": session });
+        let params = serde_json::json!({ "box_id": box_id });
         let params = serde_json::from_value(params).unwrap();
         let answer = self.runtime.events(&self.caller, params, Some(to)).await;
         answer.unwrap();

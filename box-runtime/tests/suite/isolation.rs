@@ -12,9 +12,9 @@ async fn a_stuck_start_delays_no_other_box() {
     w.backend.next_start(Trouble::Hang);
     let stuck = w.begin("stuck", "true").await;
     let begun = Instant::now();
-    for session in ["a", "b", "c"] {
-        w.exec(session, "true").await.unwrap();
-        w.delete(session).await.unwrap();
+    for box_id in ["a", "b", "c"] {
+        w.exec(box_id, "true").await.unwrap();
+        w.delete(box_id).await.unwrap();
     }
     assert!(begun.elapsed() < seconds(1));
     assert_eq!(w.get("stuck").await.unwrap().state, BoxState::Starting);
@@ -43,7 +43,7 @@ async fn a_stuck_stop_delays_no_other_box() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_backend_is_one_sessions_internal_error() {
+async fn a_panic_in_a_backend_affects_one_box() {
     let w = fixture();
     w.backend
         .on_command("sleep", Reply::default().takes(seconds(5)));

@@ -12,14 +12,14 @@ use tokio::time::sleep;
 
 use super::fixture::{Fixture, code, fixture, fixture_with, id, seconds, spec};
 
-fn living(session: &str, lifetime: Lifetime) -> SpecDraft {
-    let mut spec = spec(session, "true");
+fn with_lifetime(box_id: &str, lifetime: Lifetime) -> SpecDraft {
+    let mut spec = spec(box_id, "true");
     spec.lifetime = Some(lifetime);
     spec
 }
 
-async fn exists(w: &Fixture, session: &str) -> bool {
-    w.get(session).await.is_ok()
+async fn exists(w: &Fixture, box_id: &str) -> bool {
+    w.get(box_id).await.is_ok()
 }
 
 #[tokio::test(start_paused = true)]
@@ -85,13 +85,13 @@ async fn a_persistent_box_is_never_reaped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_may_have_its_own_idle_time() {
+async fn a_box_can_set_its_idle_time() {
     let w = fixture();
     let lifetime = Lifetime {
         idle_ms: Some(1_000_000),
         ..Lifetime::default()
     };
-    w.exec_spec(living("s", lifetime)).await.unwrap();
+    w.exec_spec(with_lifetime("s", lifetime)).await.unwrap();
     sleep(seconds(990)).await;
     assert!(exists(&w, "s").await);
     sleep(seconds(11)).await;
@@ -99,7 +99,7 @@ async fn a_box_may_have_its_own_idle_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_expires_whatever_it_does() {
+async fn a_box_expires_even_while_it_is_busy() {
     let w = fixture();
     let at = UnixMs(UnixMs::now().0 + 60_000);
     let lifetime = Lifetime {
@@ -107,7 +107,7 @@ async fn a_box_expires_whatever_it_does() {
         ..Lifetime::default()
     };
     w.backend.on_command("sleep", Reply::hang());
-    let mut draft = living("s", lifetime)
+    let mut draft = with_lifetime("s", lifetime)
         .cmd("sleep")
         .persistent(true)
         .timeout_sec(1000);
@@ -118,13 +118,13 @@ async fn a_box_expires_whatever_it_does() {
     sleep(seconds(15)).await;
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
-    assert_eq!(error.message(), "box s expired: its time is over");
+    assert_eq!(error.message(), "box s expired: it reached its expires_at");
     assert!(!exists(&w, "s").await);
     assert_eq!(w.backend.stops(), ["s"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_lifetime_counts_at_once() {
+async fn a_new_lifetime_applies_at_once() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     let update = |idle_ms| BoxUpdateParams {
@@ -154,7 +154,7 @@ async fn a_new_lifetime_counts_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_whose_agent_is_slow_to_say_what_runs_is_in_use() {
+async fn a_slow_health_answer_counts_as_use() {
     let w = fixture_with(|config| config.idle_ttl = seconds(10));
     w.exec("s", "true").await.unwrap();
     w.backend.set_health_trouble(Some(Trouble::Hang));
@@ -170,18 +170,18 @@ async fn a_box_whose_agent_is_slow_to_say_what_runs_is_in_use() {
     assert!(!exists(&w, "s").await);
 }
 
-fn stopping(session: &str) -> SpecDraft {
+fn stopping(box_id: &str) -> SpecDraft {
     let lifetime = Lifetime {
         idle_ms: Some(10_000),
         on_idle: OnIdle::Stop,
         wake: true,
         ..Lifetime::default()
     };
-    living(session, lifetime)
+    with_lifetime(box_id, lifetime)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_that_cannot_be_stopped_keeps_its_files_and_is_tried_again() {
+async fn a_failed_stop_keeps_the_files_and_is_retried() {
     let w = fixture();
     w.create(stopping("s")).await.unwrap();
     for trouble in [Trouble::Hang, Trouble::Fail(BoxError::internal("stuck"))] {

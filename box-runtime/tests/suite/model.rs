@@ -1,4 +1,4 @@
-//! The sessions against a small model: random calls and random pauses have the same outcomes.
+//! The boxes against a small model: random calls and random pauses have the same outcomes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,26 +16,26 @@ const MAX_BOXES: usize = 3;
 #[derive(Debug, Clone)]
 enum Step {
     Exec {
-        session: u8,
+        box_id: u8,
         memory_mb: u64,
         takes: u64,
     },
     TimeOut {
-        session: u8,
+        box_id: u8,
     },
     Create {
-        session: u8,
+        box_id: u8,
         persistent: bool,
     },
     Delete {
-        session: u8,
+        box_id: u8,
         force: bool,
     },
     Kill {
-        session: u8,
+        box_id: u8,
     },
     CutAgent {
-        session: u8,
+        box_id: u8,
     },
     Wait {
         seconds: u64,
@@ -44,49 +44,49 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let session = 0..5_u8;
+    let box_id = 0..5_u8;
     let memory_mb = prop_oneof![4 => Just(512_u64), 1 => Just(1024_u64)];
     let step = prop_oneof![
-        6 => (session.clone(), memory_mb, 0..150_u64)
-            .prop_map(|(session, memory_mb, takes)| Step::Exec { session, memory_mb, takes }),
-        1 => session.clone().prop_map(|session| Step::TimeOut { session }),
-        2 => (session.clone(), any::<bool>())
-            .prop_map(|(session, persistent)| Step::Create { session, persistent }),
-        2 => (session.clone(), any::<bool>())
-            .prop_map(|(session, force)| Step::Delete { session, force }),
-        1 => session.clone().prop_map(|session| Step::Kill { session }),
-        1 => session.prop_map(|session| Step::CutAgent { session }),
+        6 => (box_id.clone(), memory_mb, 0..150_u64)
+            .prop_map(|(box_id, memory_mb, takes)| Step::Exec { box_id, memory_mb, takes }),
+        1 => box_id.clone().prop_map(|box_id| Step::TimeOut { box_id }),
+        2 => (box_id.clone(), any::<bool>())
+            .prop_map(|(box_id, persistent)| Step::Create { box_id, persistent }),
+        2 => (box_id.clone(), any::<bool>())
+            .prop_map(|(box_id, force)| Step::Delete { box_id, force }),
+        1 => box_id.clone().prop_map(|box_id| Step::Kill { box_id }),
+        1 => box_id.prop_map(|box_id| Step::CutAgent { box_id }),
         3 => (1..120_u64).prop_map(|seconds| Step::Wait { seconds }),
         1 => Just(Step::Shutdown),
     ];
     proptest::collection::vec(step, 1..40)
 }
 
-/// A session in the model.
-struct ModelSession {
+/// A box in the model.
+struct ModelBox {
     memory_mb: u64,
     persistent: bool,
     used: Instant,
     dead: bool,
-    /// Dead, and the runtime knows it: then the session expires, even if it is persistent.
+    /// Dead, and the runtime knows it: then the box expires, even if it is persistent.
     failed: bool,
 }
 
 #[derive(Default)]
 struct Model {
-    sessions: BTreeMap<String, ModelSession>,
+    boxes: BTreeMap<String, ModelBox>,
     starts: usize,
 }
 
 impl Model {
     fn reap(&mut self, now: Instant) {
-        self.sessions
+        self.boxes
             .retain(|_, known| known.persistent && !known.failed || now < known.used + TTL);
     }
 
     /// The error of a call that needs this box, or `None` if the call is served.
     fn ask(&mut self, name: &str, memory_mb: u64, persistent: bool) -> Option<Code> {
-        if let Some(known) = self.sessions.get_mut(name) {
+        if let Some(known) = self.boxes.get_mut(name) {
             if (known.memory_mb, known.persistent) != (memory_mb, persistent) {
                 return Some(Code::Conflict);
             }
@@ -94,23 +94,23 @@ impl Model {
             (known.dead, known.failed) = (false, false);
             return None;
         }
-        if self.sessions.len() >= MAX_BOXES {
+        if self.boxes.len() >= MAX_BOXES {
             return Some(Code::Capacity);
         }
         self.starts += 1;
-        let known = ModelSession {
+        let known = ModelBox {
             memory_mb,
             persistent,
             used: Instant::now(),
             dead: false,
             failed: false,
         };
-        self.sessions.insert(name.to_owned(), known);
+        self.boxes.insert(name.to_owned(), known);
         None
     }
 
     fn touch(&mut self, name: &str) {
-        if let Some(known) = self.sessions.get_mut(name) {
+        if let Some(known) = self.boxes.get_mut(name) {
             known.used = Instant::now();
         }
     }
@@ -148,12 +148,12 @@ impl Pair {
         assert_eq!(refused(&result), expected);
         if let Ok(result) = result {
             assert_eq!(result.status, ExecutionStatus::TimedOut);
-            self.model.sessions.remove(name);
+            self.model.boxes.remove(name);
         }
     }
 
     async fn create(&mut self, name: &str, persistent: bool) {
-        let known = self.model.sessions.get(name);
+        let known = self.model.boxes.get(name);
         let there = known.is_some_and(|known| !known.dead);
         let expected = self.model.ask(name, 512, persistent);
         let draft = SpecDraft::new(name).persistent(persistent);
@@ -166,7 +166,7 @@ impl Pair {
     }
 
     async fn delete(&mut self, name: &str, force: bool) {
-        let known = self.model.sessions.remove(name);
+        let known = self.model.boxes.remove(name);
         let result = if force {
             self.fixture.force_delete(name).await
         } else {
@@ -177,14 +177,14 @@ impl Pair {
 
     fn kill(&mut self, name: &str) {
         self.fixture.backend.kill_box(name);
-        if let Some(known) = self.model.sessions.get_mut(name) {
+        if let Some(known) = self.model.boxes.get_mut(name) {
             known.dead = true;
         }
     }
 
     fn cut_agent(&mut self, name: &str) {
         self.fixture.backend.cut_agent(name);
-        let known = self.model.sessions.get_mut(name);
+        let known = self.model.boxes.get_mut(name);
         if let Some(known) = known.filter(|known| !known.failed) {
             (known.dead, known.failed) = (true, true);
             known.used = Instant::now();
@@ -192,26 +192,23 @@ impl Pair {
     }
 
     async fn take(&mut self, step: Step) {
-        let name = |session: u8| format!("s{session}");
+        let name = |number: u8| format!("s{number}");
         match step {
             Step::Exec {
-                session,
+                box_id,
                 memory_mb,
                 takes,
-            } => self.exec(&name(session), memory_mb, takes).await,
-            Step::TimeOut { session } => self.time_out(&name(session)).await,
-            Step::Create {
-                session,
-                persistent,
-            } => self.create(&name(session), persistent).await,
-            Step::Delete { session, force } => self.delete(&name(session), force).await,
-            Step::Kill { session } => self.kill(&name(session)),
-            Step::CutAgent { session } => self.cut_agent(&name(session)),
+            } => self.exec(&name(box_id), memory_mb, takes).await,
+            Step::TimeOut { box_id } => self.time_out(&name(box_id)).await,
+            Step::Create { box_id, persistent } => self.create(&name(box_id), persistent).await,
+            Step::Delete { box_id, force } => self.delete(&name(box_id), force).await,
+            Step::Kill { box_id } => self.kill(&name(box_id)),
+            Step::CutAgent { box_id } => self.cut_agent(&name(box_id)),
             Step::Wait { seconds } => sleep(Duration::from_secs(seconds)).await,
             Step::Shutdown => {
-                let ended = self.model.sessions.len() as u64;
+                let ended = self.model.boxes.len() as u64;
                 assert_eq!(self.fixture.shutdown().await.ended, ended);
-                self.model.sessions.clear();
+                self.model.boxes.clear();
             }
         }
     }
@@ -227,12 +224,12 @@ async fn check(steps: Vec<Step>) {
         model: Model::default(),
     };
     for step in steps {
-        // Never exactly at the end of a session's idle time: that order is not specified.
+        // Never exactly at the end of a box's idle time: that order is not specified.
         sleep(Duration::from_millis(7)).await;
         pair.model.reap(Instant::now());
         pair.take(step).await;
         pair.model.reap(Instant::now());
-        let names: Vec<_> = pair.model.sessions.keys().cloned().collect();
+        let names: Vec<_> = pair.model.boxes.keys().cloned().collect();
         assert_eq!(pair.fixture.ids().await, names);
         assert_eq!(pair.fixture.backend.starts().len(), pair.model.starts);
     }
@@ -248,7 +245,7 @@ proptest! {
     })]
 
     #[test]
-    fn sessions_do_what_the_model_does(steps in steps()) {
+    fn boxes_behave_like_the_model(steps in steps()) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)

@@ -7,9 +7,9 @@ use box_runtime::Caller;
 use super::fixture::{code, fixture, id, spec};
 
 #[tokio::test(start_paused = true)]
-async fn others_boxes_do_not_exist() {
+async fn boxes_of_other_owners_do_not_exist() {
     let w = fixture();
-    let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
+    let (alice, bob) = (w.with_token("alice"), w.with_token("bob"));
     alice.exec("a", "true").await.unwrap();
     bob.exec("b", "true").await.unwrap();
     assert_eq!(
@@ -31,7 +31,7 @@ async fn others_boxes_do_not_exist() {
 #[tokio::test(start_paused = true)]
 async fn ids_are_per_owner() {
     let w = fixture();
-    let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
+    let (alice, bob) = (w.with_token("alice"), w.with_token("bob"));
     // Neither owner can take an id from the other or from the administrator, or learn its owner.
     for owner in [&alice, &bob, &w] {
         assert!(!owner.create(spec("x", "")).await.unwrap().existed);
@@ -61,9 +61,9 @@ async fn ids_are_per_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_what_its_caller_sees() {
+async fn a_shutdown_ends_the_boxes_visible_to_its_caller() {
     let w = fixture();
-    let (alice, bob) = (w.seen_by("alice"), w.seen_by("bob"));
+    let (alice, bob) = (w.with_token("alice"), w.with_token("bob"));
     alice.exec("a", "true").await.unwrap();
     bob.exec("b", "true").await.unwrap();
     assert_eq!(alice.shutdown().await.ended, 1);
@@ -81,9 +81,9 @@ async fn a_shutdown_ends_what_its_caller_sees() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_named_like_the_administrator_sees_its_own_boxes_only() {
+async fn a_token_named_local_has_no_administrator_rights() {
     let w = fixture();
-    let token = w.seen_by("local");
+    let token = w.with_token("local");
     w.exec("a", "true").await.unwrap();
     token.exec("b", "true").await.unwrap();
     assert_eq!(token.ids().await, ["b"]);

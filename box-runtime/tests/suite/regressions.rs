@@ -33,7 +33,7 @@ fn streamed(view: View) -> box_protocol::actions::BoxExecParams {
 }
 
 #[tokio::test]
-async fn a_box_that_expires_before_it_is_ready_is_not_made_again_and_again() {
+async fn a_box_that_expires_before_it_is_ready_is_not_restarted() {
     let fixture = fixture();
     fixture
         .backend
@@ -78,7 +78,7 @@ async fn offsets_that_overflow_are_invalid_and_leave_no_box_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_made_again_has_the_mounts_of_the_call_it_is_made_for() {
+async fn a_restarted_box_has_the_mounts_of_the_call_that_restarts_it() {
     let fixture = fixture();
     let mount = |path: &str| BoxMountSpec::new(path, "/x", HostPathMode::Rw).unwrap();
     let with = |path: &str| spec("s", "a").extra_mounts(vec![mount(path)]);
@@ -97,7 +97,7 @@ async fn a_box_made_again_has_the_mounts_of_the_call_it_is_made_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_chunk_that_cannot_be_sent_ends_the_call_and_not_the_lane() {
+async fn an_unsendable_chunk_ends_the_call_but_not_the_queue() {
     let fixture = fixture();
     let (near, far) = queue::pair(64);
     let mut options = Options::new(Caller::Local);
@@ -129,7 +129,7 @@ async fn a_chunk_that_cannot_be_sent_ends_the_call_and_not_the_lane() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_never_reads_does_not_keep_a_command_beyond_its_time() {
+async fn a_stalled_reader_does_not_extend_the_timeout() {
     let fixture = fixture();
     fixture
         .backend
@@ -149,7 +149,7 @@ async fn a_reader_that_never_reads_does_not_keep_a_command_beyond_its_time() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_waited_for_another_owners_box_does_not_take_its_id() {
     let fixture = fixture();
-    let alice = fixture.seen_by("alice");
+    let alice = fixture.with_token("alice");
     fixture.backend.on_command("long", Reply::hang());
     let _running = alice.begin("s", "long").await;
     let waiting = fixture.begin("s@alice", "x").await;

@@ -205,7 +205,7 @@ async fn write(runtime: &BoxRuntime, path: &str, byte: u8) -> Result<FileStatInf
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_lies_about_sizes_is_not_believed() {
+async fn invalid_sizes_from_an_agent_are_refused() {
     let (runtime, _backend) = slotted().await;
     for path in ["/longer", "/endless", "/inline"] {
         let (answer, bytes) = read(&runtime, path).await;
@@ -219,7 +219,7 @@ async fn an_agent_that_lies_about_sizes_is_not_believed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_dropped_half_way_gives_its_slot_back() {
+async fn a_dropped_call_frees_its_slot() {
     let (runtime, backend) = slotted().await;
     for round in 0..3 * SPOOL_SLOTS {
         tokio::select! {

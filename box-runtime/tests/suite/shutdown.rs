@@ -11,8 +11,8 @@ use super::fixture::{code, fixture, seconds, settle};
 async fn every_box_is_ended_and_the_runtime_serves_again() {
     let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
-    for session in ["a", "b"] {
-        w.exec(session, "true").await.unwrap();
+    for box_id in ["a", "b"] {
+        w.exec(box_id, "true").await.unwrap();
     }
     let running = w.begin("c", "sleep").await;
     assert_eq!(w.shutdown().await.ended, 3);
@@ -22,14 +22,14 @@ async fn every_box_is_ended_and_the_runtime_serves_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn new_calls_are_refused_meanwhile_and_health_is_not() {
+async fn new_calls_are_refused_during_a_shutdown_but_health_answers() {
     let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.backend.next_stop(Trouble::Slow(seconds(5)));
     let (down, ()) = tokio::join!(w.shutdown(), async {
         settle().await;
-        for session in ["a", "new"] {
-            let error = w.exec(session, "true").await.unwrap_err();
+        for box_id in ["a", "new"] {
+            let error = w.exec(box_id, "true").await.unwrap_err();
             assert_eq!(error.code(), Code::Unavailable);
             assert_eq!(error.message(), "Box runtime is shutting down");
         }
@@ -52,7 +52,7 @@ async fn calls_that_wait_are_refused_and_not_begun() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_that_does_not_end_is_given_up_in_time() {
+async fn a_box_that_does_not_end_is_abandoned_at_the_deadline() {
     let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.exec("b", "true").await.unwrap();
@@ -65,15 +65,15 @@ async fn a_box_that_does_not_end_is_given_up_in_time() {
     let down = w.runtime.shutdown(&w.caller, params).await.unwrap();
     assert_eq!((begun.elapsed(), down.ended), (seconds(3), 1));
     assert_eq!(w.ids().await, [""; 0]);
-    for session in ["a", "b"] {
-        w.exec(session, "true").await.unwrap();
+    for box_id in ["a", "b"] {
+        w.exec(box_id, "true").await.unwrap();
     }
     tokio::time::sleep(seconds(60)).await;
     assert_eq!(w.ids().await, ["a", "b"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdowns_at_once_all_answer() {
+async fn concurrent_shutdowns_all_answer() {
     let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.backend.next_stop(Trouble::Slow(seconds(1)));

@@ -77,7 +77,7 @@ async fn the_start_comes_first_then_output_then_the_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn characters_cut_in_two_come_whole() {
+async fn split_characters_are_joined() {
     let w = fixture();
     let reply = Reply::default().chunks(vec![
         AgentChunk::Started { pid: 9, info: None },
@@ -100,7 +100,7 @@ async fn characters_cut_in_two_come_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_come_as_they_are_and_no_view_collects() {
+async fn the_bytes_view_is_unchanged_and_no_view_collects() {
     let w = fixture();
     let (result, chunks) = streamed(&w, View::Bytes, Reply::stdout(b"\xff\x00".to_vec())).await;
     result.unwrap();
@@ -137,7 +137,7 @@ async fn a_streamed_timeout_ends_the_box_too() {
     assert_eq!(result.unwrap().status, ExecutionStatus::TimedOut);
     assert_eq!(texts(&chunks).len(), 1);
     assert_eq!(w.ids().await, [""; 0]);
-    let (result, _) = streamed(&w, View::Text, Reply::hang().deaf()).await;
+    let (result, _) = streamed(&w, View::Text, Reply::hang().ignores_timeout()).await;
     assert_eq!(result.unwrap().stderr, "Command timed out after 3 seconds.");
 }
 

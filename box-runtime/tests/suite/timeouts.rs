@@ -1,4 +1,4 @@
-//! A timed-out exec ends its command, or its session before the answer, and reports which.
+//! A timed-out exec ends its command, or its box before the answer, and reports which.
 
 use box_protocol::actions::OnTimeout;
 use box_protocol::{BoxState, ExecutionStatus, Killed, LaneStatus};
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::fixture::{exec_of, fixture, seconds, spec};
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_is_a_result_and_the_session_is_gone_by_then() {
+async fn a_timeout_is_a_result_and_removes_the_box() {
     let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     w.backend.next_stop(Trouble::Slow(seconds(1)));
@@ -53,7 +53,7 @@ async fn a_persistent_box_is_dropped_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_command_ends_unless_asked_otherwise() {
+async fn a_timeout_ends_only_the_command_by_default() {
     let w = fixture();
     w.backend.next_command(Reply::hang());
     let mut params = exec_of(spec("s", "sleep").timeout_sec(3));
@@ -70,7 +70,7 @@ async fn only_the_command_ends_unless_asked_otherwise() {
 async fn an_agent_that_does_not_end_its_command_loses_its_box() {
     let w = fixture();
     w.backend
-        .next_command(Reply::hang().deaf().lingers(seconds(3600)));
+        .next_command(Reply::hang().ignores_timeout().lingers(seconds(3600)));
     let mut params = exec_of(spec("s", "sleep").timeout_sec(3));
     params.on_timeout = OnTimeout::Kill;
     let begun = Instant::now();
@@ -89,7 +89,7 @@ async fn an_agent_that_does_not_end_its_command_loses_its_box() {
 async fn an_agent_that_is_slow_to_end_a_command_keeps_its_box() {
     let w = fixture();
     w.backend
-        .next_command(Reply::hang().deaf().lingers(seconds(6)));
+        .next_command(Reply::hang().ignores_timeout().lingers(seconds(6)));
     let mut params = exec_of(spec("s", "sleep").timeout_sec(3));
     params.on_timeout = OnTimeout::Kill;
     let result = w.runtime.exec(&w.caller, params).await.unwrap();

@@ -53,7 +53,7 @@ async fn an_invalid_answer_fails_the_box_and_the_next_call_makes_another() {
             Reply::refuse(BoxError::internal("oops")),
         ),
         (
-            "an unknown session",
+            "an unknown box",
             Reply::refuse(BoxError::not_found("box x not found")),
         ),
     ];
@@ -71,7 +71,7 @@ async fn an_invalid_answer_fails_the_box_and_the_next_call_makes_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_output_than_asked_for_is_cut_and_counted() {
+async fn excess_output_is_truncated_and_counted() {
     let w = fixture();
     w.backend
         .next_command(Reply::default().tamper(|mut reported| {
@@ -94,7 +94,7 @@ async fn more_output_than_asked_for_is_cut_and_counted() {
 async fn an_agent_that_dies_during_an_exec_fails_the_box() {
     let w = fixture();
     w.backend
-        .next_command(Reply::default().takes(seconds(1)).dies());
+        .next_command(Reply::default().takes(seconds(1)).disconnects());
     let error = w.exec("s", "job").await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     let info = w.get("s").await.unwrap();
@@ -121,9 +121,9 @@ async fn an_agent_that_dies_while_idle_fails_the_box_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_box_is_forgotten_in_time_and_can_be_deleted() {
     let w = fixture();
-    for session in ["a", "b"] {
-        w.exec(session, "true").await.unwrap();
-        w.backend.cut_agent(session);
+    for box_id in ["a", "b"] {
+        w.exec(box_id, "true").await.unwrap();
+        w.backend.cut_agent(box_id);
     }
     settle().await;
     w.delete("a").await.unwrap();
@@ -149,10 +149,10 @@ async fn a_refusal_about_the_command_leaves_the_box() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_persistent_box_is_forgotten_unless_it_is_made_again() {
     let w = fixture();
-    for session in ["a", "b"] {
-        let persistent = super::fixture::spec(session, "true").persistent(true);
+    for box_id in ["a", "b"] {
+        let persistent = super::fixture::spec(box_id, "true").persistent(true);
         w.exec_spec(persistent).await.unwrap();
-        w.backend.cut_agent(session);
+        w.backend.cut_agent(box_id);
     }
     settle().await;
     let persistent = super::fixture::spec("b", "true").persistent(true);

@@ -121,7 +121,7 @@ pub(crate) async fn run(arguments: &Arguments, asked: &ServeArguments) -> Result
         tokio::select! {
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
-            () = boxes.runtime.exit_asked() => break,
+            () = boxes.runtime.exit_requested() => break,
             _ = reload.recv() => {
                 let reloaded = async {
                     let (mut config, _) = read(asked)?;

@@ -123,7 +123,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     );
     server.ok(&["exec", "-d", "--id", "far", "b", "printf 12345; exit 7"]);
     assert_eq!(log.of("not started", "no")[0]["code"], "validation");
-    assert_eq!(log.of("was there already", "far").len(), 1);
+    assert_eq!(log.of("already exists", "far").len(), 1);
 
     // An exec without a waiting client is logged with its end, too.
     let sleeps = mark();
@@ -143,7 +143,7 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
     server.ok(&["rm", "--force", "b"]);
     eventually("it ends with its box", || {
         let lines = log.command_lines();
-        let with = |line: &&Value| line["message"] == "ended with their box, or unheard";
+        let with = |line: &&Value| line["message"] == "exit not observed";
         lines
             .iter()
             .find(with)

@@ -69,7 +69,7 @@ async fn serve(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
     // Dropping the runtime would end the boxes, which the next runtime adopts.
     let listener = listener.unwrap_or_else(|_| std::process::exit(1));
     let _server = Server::start(listener, runtime.router(), |_| Options::new(Caller::Local));
-    runtime.exit_asked().await;
+    runtime.exit_requested().await;
     Ok(())
 }
 

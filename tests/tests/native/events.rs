@@ -186,7 +186,7 @@ async fn a_box_whose_agent_dies_has_failed() {
         };
         let all = tokio::time::timeout(LONG, answer).await.unwrap();
         assert_eq!(kinds(&all), [("f", "started"), ("f", "failed")]);
-        assert!(all[1].message.contains("agent is gone"), "{all:?}");
+        assert!(all[1].message.contains("agent has disconnected"), "{all:?}");
     })
     .await;
 }

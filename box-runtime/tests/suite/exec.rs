@@ -1,4 +1,4 @@
-//! What a command receives, and what its caller gets back.
+//! Inputs and results of `box.exec`.
 
 use box_protocol::actions::{OnDisconnect, Stdin, SystemShutdownParams};
 use box_protocol::{BoxError, BoxState, Code, Defaults, Env, ExecutionStatus, LaneStatus, Program};
@@ -111,7 +111,7 @@ async fn a_command_gets_a_shell_a_directory_and_a_clean_environment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exec_takes_shell_and_directory_of_the_box_unless_it_names_its_own() {
+async fn an_exec_overrides_the_shell_and_directory_of_the_box() {
     let w = fixture();
     let with_defaults = |cmd: &str| {
         let mut draft = spec("s", cmd).mount_path("/work");
@@ -155,7 +155,7 @@ async fn an_exec_takes_shell_and_directory_of_the_box_unless_it_names_its_own() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn execs_of_one_session_take_turns_and_sessions_run_in_parallel() {
+async fn execs_of_one_box_take_turns_and_boxes_run_in_parallel() {
     let w = fixture();
     w.backend
         .answer_with(|_| Reply::default().takes(seconds(10)));
@@ -167,7 +167,7 @@ async fn execs_of_one_session_take_turns_and_sessions_run_in_parallel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_busy_session_says_so() {
+async fn a_busy_box_has_the_status_running() {
     let w = fixture();
     w.backend.next_command(Reply::default().takes(seconds(10)));
     let running = w.begin("s", "job").await;
@@ -209,7 +209,7 @@ async fn a_call_withdrawn_while_it_waits_never_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_that_shall_go_on_outlives_its_caller() {
+async fn a_kept_command_outlives_its_caller() {
     let w = fixture();
     w.backend
         .on_command("job", Reply::default().takes(seconds(60)));
@@ -253,12 +253,12 @@ async fn an_exec_after_exit_is_refused() {
         within_ms: None,
     };
     w.runtime.shutdown(&w.caller, exit).await.unwrap();
-    w.runtime.exit_asked().await;
+    w.runtime.exit_requested().await;
     assert_eq!(code(w.exec("s", "true").await), Code::Unavailable);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_exec_waits_until_a_killed_one_is_gone() {
+async fn the_next_exec_waits_for_the_end_of_a_killed_one() {
     let w = fixture();
     w.backend
         .on_command("sleep", Reply::hang().lingers(seconds(4)));
@@ -282,7 +282,7 @@ async fn an_agent_that_cannot_kill_fails_the_box() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_two_execs_have_one_id() {
+async fn exec_ids_are_unique() {
     let w = fixture();
     // Two boxes of the same millisecond: a call to one box may still exist for the next runtime of
     // the other.
@@ -298,7 +298,7 @@ async fn no_two_execs_have_one_id() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exec_whose_id_is_taken_is_refused_and_the_box_stays() {
+async fn an_exec_with_a_used_id_is_refused_and_the_box_stays() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     let taken = BoxError::conflict("the command runs already");
@@ -309,7 +309,7 @@ async fn an_exec_whose_id_is_taken_is_refused_and_the_box_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exec_that_shall_go_on_is_kept_by_its_agent() {
+async fn a_kept_exec_continues_in_its_agent() {
     let w = fixture();
     for on_disconnect in [OnDisconnect::Keep, OnDisconnect::Kill] {
         let mut params = exec_of(spec("s", "true"));

@@ -1,4 +1,4 @@
-//! What a delete waits for, and what happens to calls at the same time.
+//! `box.delete`, and calls at the same time.
 
 use box_protocol::{BoxError, Code, LaneStatus, SpecDraft};
 use box_runtime::fake::{Reply, Trouble};
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::fixture::{code, fixture, seconds, settle};
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_session_is_gone_when_the_answer_comes() {
+async fn a_deleted_box_is_gone_before_the_answer() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     assert_eq!(w.delete("s").await.unwrap().deleted.as_str(), "s");
@@ -58,7 +58,7 @@ async fn force_ends_a_start_that_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn force_leaves_no_box_that_was_asked_for_before() {
+async fn a_forced_delete_also_ends_earlier_requests() {
     let w = fixture();
     w.backend.next_start(Trouble::Slow(seconds(5)));
     let create = w.create(SpecDraft::new("s"));
@@ -125,7 +125,7 @@ async fn two_deletes_delete_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_that_fails_is_reported_and_the_session_is_gone() {
+async fn a_failed_stop_is_reported_and_the_box_removed() {
     let w = fixture();
     for (trouble, expected) in [
         (Trouble::Hang, Code::Timeout),
@@ -143,7 +143,7 @@ async fn a_stop_that_fails_is_reported_and_the_session_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_box_is_stopped_though_the_call_that_found_it_is_cut_short() {
+async fn a_dead_box_is_stopped_even_if_the_call_is_cancelled() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.backend.kill_box("s");

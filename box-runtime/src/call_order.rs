@@ -16,22 +16,22 @@ use box_rpc::Caller;
 type Key = (Arc<str>, BoxId, OrderKey);
 
 /// The turns of all boxes.
-pub(crate) type Orders = Turns<Key>;
+pub(crate) type CallOrders = Turns<Key>;
 
 /// The position of one call in the order.
 ///
 /// It ends when the call is sent to the agent.
 #[derive(Debug)]
-pub struct Queued(Option<Turn<Key>>);
+pub struct OrderTicket(Option<Turn<Key>>);
 
-impl Queued {
+impl OrderTicket {
     /// A call without an order relative to others.
     pub(crate) fn none() -> Self {
         Self(None)
     }
 
     /// Waits until the earlier calls are sent.
-    pub(crate) async fn comes(&self) {
+    pub(crate) async fn wait_turn(&self) {
         if let Some(turn) = &self.0 {
             turn.wait().await;
         }
@@ -39,17 +39,22 @@ impl Queued {
 }
 
 impl BoxRuntime {
-    /// Takes the position of a call.
+    /// Takes the ticket of a call.
     ///
     /// The call must do this before its first await, because calls are first polled in the order in
     /// which they were sent.
-    pub(crate) fn order(&self, caller: &Caller, id: &BoxId, params: &impl Ordered) -> Queued {
+    pub(crate) fn order_ticket(
+        &self,
+        caller: &Caller,
+        id: &BoxId,
+        params: &impl Ordered,
+    ) -> OrderTicket {
         let names = params.order_keys();
         if names.is_empty() {
-            return Queued(None);
+            return OrderTicket(None);
         }
         let keys = names.into_iter();
         let keys = keys.map(|named| (caller.name(), id.clone(), named));
-        Queued(Some(self.shared().orders.take(keys)))
+        OrderTicket(Some(self.shared().orders.take(keys)))
     }
 }

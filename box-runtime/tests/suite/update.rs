@@ -20,8 +20,8 @@ fn outliving() -> Fixture {
     w
 }
 
-fn online(session: &str) -> SpecDraft {
-    let mut spec = spec(session, "true");
+fn online(box_id: &str) -> SpecDraft {
+    let mut spec = spec(box_id, "true");
     spec.network = Some(Network::On);
     spec
 }
@@ -30,8 +30,8 @@ fn allowing(host: &str) -> NetworkPolicy {
     serde_json::from_value(json!({"default": "deny", "allow": [host]})).unwrap()
 }
 
-fn update(session: &str) -> BoxUpdateParams {
-    BoxUpdateParams::of(id(session))
+fn update(box_id: &str) -> BoxUpdateParams {
+    BoxUpdateParams::of(id(box_id))
 }
 
 impl Fixture {
@@ -39,16 +39,16 @@ impl Fixture {
         self.runtime.update(&self.caller, params).await
     }
 
-    /// The record of this session that a later process would find.
-    fn record(&self, session: &str) -> Value {
-        let kept = self.backend.kept();
-        let last = kept.iter().rfind(|(of, _)| of == session).unwrap();
+    /// The record of this box that a later process would find.
+    fn record(&self, box_id: &str) -> Value {
+        let kept = self.backend.persisted();
+        let last = kept.iter().rfind(|(of, _)| of == box_id).unwrap();
         serde_json::from_str(&last.1).unwrap()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_update_is_on_disk_when_it_is_answered_though_an_exec_runs() {
+async fn an_update_is_on_disk_before_its_answer_during_an_exec() {
     let w = outliving();
     w.create(online("s")).await.unwrap();
     w.backend.on_command("job", Reply::hang());
@@ -67,7 +67,7 @@ async fn an_update_is_on_disk_when_it_is_answered_though_an_exec_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_update_that_is_withdrawn_is_kept_all_the_same() {
+async fn a_cancelled_update_is_stored() {
     let w = outliving();
     w.create(online("s")).await.unwrap();
     let narrowed = BoxUpdateParams {
@@ -85,39 +85,39 @@ async fn an_update_that_is_withdrawn_is_kept_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_update_that_cannot_be_kept_says_so() {
+async fn an_update_that_cannot_be_stored_fails() {
     let w = outliving();
     w.create(spec("s", "")).await.unwrap();
     w.backend
-        .set_keep_error(Some(BoxError::capacity("the disk is full")));
+        .set_persist_error(Some(BoxError::capacity("the disk is full")));
     let renamed = BoxUpdateParams {
         name: Some(Name::new("renamed").unwrap()),
         ..update("s")
     };
     assert_eq!(code(w.update(renamed).await), Code::Capacity);
-    w.backend.set_keep_error(None);
+    w.backend.set_persist_error(None);
     w.update(update("s")).await.unwrap();
     assert_eq!(w.record("s")["name"], "renamed");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_box_that_has_no_record_is_not_made() {
+async fn a_box_without_a_record_is_not_created() {
     let w = outliving();
     let full = BoxError::capacity("the disk is full");
-    w.backend.set_keep_error(Some(full));
+    w.backend.set_persist_error(Some(full));
     assert_eq!(code(w.create(spec("s", "")).await), Code::Capacity);
     assert_eq!(w.backend.stops(), ["s"], "nothing is left of it");
-    w.backend.set_keep_error(None);
+    w.backend.set_persist_error(None);
     w.create(spec("s", "")).await.unwrap();
     assert_eq!(w.record("s")["version"], 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_cannot_be_written_is_tried_again_and_the_box_says_so() {
+async fn a_failed_record_write_is_retried_and_reported_as_degraded() {
     let w = outliving();
     w.create(spec("s", "")).await.unwrap();
     let full = BoxError::capacity("the disk is full");
-    w.backend.set_keep_error(Some(full));
+    w.backend.set_persist_error(Some(full));
     let renamed = BoxUpdateParams {
         name: Some(Name::new("renamed").unwrap()),
         ..update("s")
@@ -125,7 +125,7 @@ async fn a_record_that_cannot_be_written_is_tried_again_and_the_box_says_so() {
     assert_eq!(code(w.update(renamed).await), Code::Capacity);
     assert_eq!(w.get("s").await.unwrap().degraded, ["record"]);
     assert_ne!(w.record("s")["name"], "renamed");
-    w.backend.set_keep_error(None);
+    w.backend.set_persist_error(None);
     while w.record("s")["name"] != "renamed" {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
@@ -135,13 +135,13 @@ async fn a_record_that_cannot_be_written_is_tried_again_and_the_box_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn any_number_of_updates_leaves_the_lane_free_and_writes_little() {
+async fn many_updates_do_not_block_the_queue_and_combine_writes() {
     let w = outliving();
     w.create(spec("s", "")).await.unwrap();
     w.backend.on_command("job", Reply::hang());
     let params = exec_of(spec("s", "job").timeout_sec(3600));
     let _running = w.begin_exec(params).await;
-    let before = w.backend.kept().len();
+    let before = w.backend.persisted().len();
     let renames = (0..2000).map(|number| {
         w.update(BoxUpdateParams {
             name: Some(Name::new(format!("name-{number}")).unwrap()),
@@ -151,7 +151,7 @@ async fn any_number_of_updates_leaves_the_lane_free_and_writes_little() {
     for answer in futures::future::join_all(renames).await {
         answer.unwrap();
     }
-    let written = w.backend.kept().len() - before;
+    let written = w.backend.persisted().len() - before;
     assert!(written < 1000, "{written} records for 2000 updates");
     let name = w.get("s").await.unwrap().name.unwrap();
     assert_eq!(w.record("s")["name"], name.as_str());
@@ -187,7 +187,7 @@ async fn an_update_that_is_refused_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn labels_do_not_grow_without_end() {
+async fn the_number_of_labels_is_limited() {
     let w = outliving();
     w.create(spec("s", "")).await.unwrap();
     let labelled = |number: usize, bytes: usize| BoxUpdateParams {
@@ -256,7 +256,7 @@ async fn a_list_is_never_longer_than_a_message() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_policy_that_comes_while_a_box_starts_is_the_one_that_holds() {
+async fn a_policy_set_during_a_start_applies() {
     let w = outliving();
     let (entered, is_entered) = tokio::sync::oneshot::channel();
     let entered = std::sync::Mutex::new(Some(entered));

@@ -15,12 +15,12 @@ use crate::backend::{Availability, Backend};
 use crate::config::RuntimeConfig;
 
 /// How long the selector reuses the answer of an available backend.
-const BELIEVED: Duration = Duration::from_secs(1);
+const CACHE_TIME: Duration = Duration::from_secs(1);
 
 /// Asks the backends in order and caches the answer for a second.
 ///
 /// It does not cache the answer that no backend is available, so the next call asks again.
-pub(crate) struct Selector {
+pub(crate) struct BackendSelector {
     backends: Vec<Arc<dyn Backend>>,
     probe_timeout: Duration,
     last: Mutex<Option<(Instant, Arc<Choice>)>>,
@@ -34,7 +34,7 @@ pub(crate) struct Choice {
     refusals: Vec<String>,
 }
 
-impl Selector {
+impl BackendSelector {
     pub(crate) fn new(config: &RuntimeConfig) -> Self {
         Self {
             backends: config.backends.clone(),
@@ -45,29 +45,29 @@ impl Selector {
 
     /// Returns the answers of the backends, at most a second old.
     pub(crate) async fn choose(&self) -> Arc<Choice> {
-        let asked = Instant::now();
+        let called = Instant::now();
         let mut last = self.last.lock().await;
         if let Some((at, choice)) = &*last {
-            let believed = choice.backend.is_some() && at.elapsed() < BELIEVED;
+            let is_fresh = choice.backend.is_some() && at.elapsed() < CACHE_TIME;
             // A call that waited while another call asked takes that answer, also a negative one.
-            if believed || *at > asked {
+            if is_fresh || *at > called {
                 return Arc::clone(choice);
             }
         }
-        let choice = Arc::new(self.ask().await);
+        let choice = Arc::new(self.probe_all().await);
         *last = Some((Instant::now(), Arc::clone(&choice)));
         choice
     }
 
-    async fn ask(&self) -> Choice {
+    async fn probe_all(&self) -> Choice {
         let mut refusals = Vec::new();
         let mut all_missing = Vec::new();
         for backend in &self.backends {
-            let asked = AssertUnwindSafe(backend.availability()).catch_unwind();
-            let availability = match timeout(self.probe_timeout, asked).await {
+            let probe = AssertUnwindSafe(backend.availability()).catch_unwind();
+            let availability = match timeout(self.probe_timeout, probe).await {
                 Ok(Ok(availability)) => availability,
-                Ok(Err(_)) => Availability::unavailable("its probe failed unexpectedly"),
-                Err(_) => Availability::unavailable("its probe does not answer"),
+                Ok(Err(_)) => Availability::unavailable("its availability check panicked"),
+                Err(_) => Availability::unavailable("its availability check timed out"),
             };
             match availability {
                 Availability::Available { degraded, missing } => {
@@ -84,7 +84,7 @@ impl Selector {
                     };
                 }
                 Availability::Unavailable { reason, missing } => {
-                    tracing::debug!(backend = backend.name(), %reason, ?missing, "not available");
+                    tracing::debug!(backend = backend.name(), %reason, ?missing, "backend unavailable");
                     refusals.push(refusal(backend.name(), &reason, &missing));
                     all_missing.extend(missing);
                 }
@@ -117,9 +117,12 @@ impl Choice {
             return Err(self.none());
         };
         let best_effort = spec.best_effort.as_deref().unwrap_or_default();
-        let does_without = best_effort.iter().any(|primitive| primitive == "network");
-        if spec.network == Network::On && !backend.capabilities().network && !does_without {
-            let message = format!("backend {} has no network for its boxes", backend.name());
+        let is_optional = best_effort.iter().any(|primitive| primitive == "network");
+        if spec.network == Network::On && !backend.capabilities().network && !is_optional {
+            let message = format!(
+                "network: backend {} does not support it; set it to off",
+                backend.name()
+            );
             return Err(BoxError::unavailable(message).with_detail(&Detail {
                 field: Some("network".to_owned()),
                 ..Detail::lasting()

@@ -1,4 +1,4 @@
-//! Sessions are reused by id, started once, and keep their spec.
+//! Boxes are reused by id, started once, and keep their spec.
 
 use box_protocol::actions::{BoxCreateParams, BoxListParams, BoxUpdateParams, IfExists};
 use box_protocol::error::Detail;
@@ -10,7 +10,7 @@ use serde_json::json;
 use super::fixture::{code, exec_of, fixture, fixture_with, id, seconds, settle, spec};
 
 #[tokio::test(start_paused = true)]
-async fn a_session_is_reused_by_its_id() {
+async fn a_box_is_reused_by_its_id() {
     let w = fixture();
     assert_eq!(
         w.exec("req-1", "echo first").await.unwrap().stdout,
@@ -46,7 +46,7 @@ async fn concurrent_first_calls_start_the_box_once_and_run_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_who_waited_for_a_start_share_its_failure() {
+async fn all_calls_that_wait_for_a_start_get_its_error() {
     let w = fixture();
     let full = box_protocol::BoxError::capacity("no room on this machine");
     w.backend.next_start(Trouble::Fail(full));
@@ -80,7 +80,7 @@ fn differences() -> Vec<(&'static str, serde_json::Value)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_fixed_field_conflicts_and_leaves_the_session_alone() {
+async fn each_fixed_field_conflicts_and_leaves_the_box_unchanged() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     for (field, value) in differences() {
@@ -174,7 +174,7 @@ async fn extra_mounts_are_those_of_the_first_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_that_can_adds_mounts_known_by_content() {
+async fn a_backend_with_support_adds_content_addressed_mounts() {
     let w = fixture();
     let artifact = |digit: &str| {
         let digest = format!("sha256:{}", digit.repeat(64));
@@ -198,7 +198,7 @@ async fn a_backend_that_can_adds_mounts_known_by_content() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_box_is_dropped_and_made_again() {
+async fn a_dead_box_is_replaced() {
     let w = fixture();
     w.exec("s", "one").await.unwrap();
     w.backend.kill_box("s");
@@ -209,7 +209,7 @@ async fn a_dead_box_is_dropped_and_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_answers_with_what_is_known_and_whether_it_was_there() {
+async fn create_returns_the_info_and_whether_the_box_existed() {
     let w = fixture();
     let made = w.create(SpecDraft::new("c-1")).await.unwrap();
     assert!(!made.existed);
@@ -266,18 +266,18 @@ async fn capacity_is_named_and_freed() {
 #[tokio::test]
 async fn a_caller_can_have_a_separate_limit() {
     let w = fixture_with(|config| config.max_boxes_per_caller = Some(5));
-    let mut ann = w.seen_by("ann");
+    let mut ann = w.with_token("ann");
     ann.runtime = ann.runtime.with_max_boxes(1);
     ann.exec("a", "true").await.unwrap();
     let error = ann.exec("b", "true").await.unwrap_err();
     assert_eq!(error.message(), "box capacity reached (1)");
-    let bob = w.seen_by("bob");
+    let bob = w.with_token("bob");
     bob.exec("b", "true").await.unwrap();
     bob.exec("c", "true").await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn boxes_being_made_and_ended_count() {
+async fn starting_and_ending_boxes_count() {
     let w = fixture_with(|config| config.max_boxes = 1);
     w.backend.next_start(Trouble::Slow(seconds(5)));
     let making = w.begin("a", "true").await;
@@ -317,9 +317,9 @@ async fn calls_waiting_for_one_box_are_bounded() {
 #[tokio::test(start_paused = true)]
 async fn lists_are_sorted_filtered_and_paged() {
     let w = fixture();
-    for session in ["b", "a", "d", "c"] {
-        let mut spec = SpecDraft::new(session);
-        spec.labels = Some([("even".to_owned(), (session > "b").to_string())].into());
+    for box_id in ["b", "a", "d", "c"] {
+        let mut spec = SpecDraft::new(box_id);
+        spec.labels = Some([("even".to_owned(), (box_id > "b").to_string())].into());
         w.create(spec).await.unwrap();
     }
     assert_eq!(w.ids().await, ["a", "b", "c", "d"]);
@@ -361,16 +361,16 @@ async fn lists_are_sorted_filtered_and_paged() {
 #[tokio::test(start_paused = true)]
 async fn names_labels_and_notes_change_and_names_stay_unique() {
     let w = fixture();
-    let named = |session: &str, name: &str| {
-        let mut spec = SpecDraft::new(session);
+    let named = |box_id: &str, name: &str| {
+        let mut spec = SpecDraft::new(box_id);
         spec.name = Some(box_protocol::Name::new(name).unwrap());
         spec
     };
     w.create(named("a", "first")).await.unwrap();
     assert_eq!(code(w.create(named("b", "first")).await), Code::Conflict);
     w.create(named("b", "second")).await.unwrap();
-    let update = |session: &str, name: Option<&str>| BoxUpdateParams {
-        box_id: id(session),
+    let update = |box_id: &str, name: Option<&str>| BoxUpdateParams {
+        box_id: id(box_id),
         name: name.map(|name| box_protocol::Name::new(name).unwrap()),
         labels: [
             ("k".to_owned(), Some("v".to_owned())),
@@ -428,7 +428,7 @@ async fn bad_input_starts_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_call_that_was_let_in_is_served_by_the_next_box() {
+async fn every_admitted_call_is_served_by_the_next_box() {
     let w = fixture_with(|config| config.queued_calls = 4);
     w.backend.next_command(Reply::hang());
     w.backend.next_stop(Trouble::Slow(seconds(5)));

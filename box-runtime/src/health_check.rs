@@ -13,46 +13,51 @@ use crate::box_actor::agent_access::AgentLease;
 use crate::box_actor::agents_error;
 
 /// Interval between health checks during a call.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum time for the agent to answer a health check.
-const SILENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl AgentLease {
     /// Sends a call to the agent and waits while the agent answers health checks.
     pub(crate) async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, BoxError> {
-        let answer = self.attended(self.agent.call::<A>(params)).await?;
+        let answer = self
+            .with_health_checks(self.agent.call::<A>(params))
+            .await?;
         answer.map_err(agents_error)
     }
 
     /// Waits for work of the agent while the agent answers health checks.
     ///
     /// The work may take any time. A paused box does not have to answer.
-    pub(crate) async fn attended<T>(&self, work: impl Future<Output = T>) -> Result<T, BoxError> {
+    pub(crate) async fn with_health_checks<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, BoxError> {
         let mut work = pin!(work);
         loop {
             tokio::select! {
                 biased;
                 done = &mut work => return Ok(done),
-                () = sleep(PATIENCE) => {}
+                () = sleep(CHECK_INTERVAL) => {}
             }
             let health = AgentHealthParams::default();
-            let asked = timeout(SILENCE, self.agent.call::<AgentHealth>(&health));
-            let heard = tokio::select! {
+            let check = timeout(ANSWER_TIMEOUT, self.agent.call::<AgentHealth>(&health));
+            let is_healthy = tokio::select! {
                 biased;
                 done = &mut work => return Ok(done),
-                heard = asked => heard.is_ok(),
+                answer = check => answer.is_ok(),
             };
-            if !heard && self.entry().live().state != BoxState::Paused {
-                return Err(self.silent());
+            if !is_healthy && self.entry().status().state != BoxState::Paused {
+                return Err(self.unresponsive());
             }
         }
     }
 
-    fn silent(&self) -> BoxError {
-        let (id, seconds) = (&self.spec().box_id, SILENCE.as_secs());
+    fn unresponsive(&self) -> BoxError {
+        let (id, seconds) = (&self.spec().box_id, ANSWER_TIMEOUT.as_secs());
         let message = format!(
-            "box {id} does not answer: its agent was silent for {seconds} s; try again, or delete it with force"
+            "box {id}: its agent has not answered for {seconds} s; try again, or delete it with force"
         );
         BoxError::unavailable(message).with_detail(&Detail::about(Subject::Box))
     }

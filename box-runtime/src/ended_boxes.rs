@@ -18,25 +18,25 @@ use serde::{Deserialize, Serialize};
 use crate::box_actor::entry::BoxEntry;
 
 /// Maximum number of ends remembered. The runtime drops the oldest first.
-const REMEMBERED: usize = 1024;
+const MAX_ENDS: usize = 1024;
 
 /// Maximum number of ends of one owner, so that others keep theirs.
-const OF_OWNER: usize = 128;
+const PER_OWNER: usize = 128;
 
 /// File size above which the runtime rewrites the file without dropped ends.
 const FILE_BYTES: u64 = 1 << 20;
 
 /// Maximum length of a reason.
-const WHY: usize = 256;
+const REASON_BYTES: usize = 256;
 
 /// The ends, in memory and optionally in a file of the state directory.
-pub(crate) struct Ends {
-    all: Mutex<VecDeque<End>>,
+pub(crate) struct EndedBoxes {
+    all: Mutex<VecDeque<EndedBox>>,
     file: Option<PathBuf>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct End {
+struct EndedBox {
     owner: Arc<str>,
     box_id: BoxId,
     at: UnixMs,
@@ -49,7 +49,7 @@ struct End {
     error: Option<BoxError>,
 }
 
-impl End {
+impl EndedBox {
     fn now(entry: &BoxEntry, why: Option<String>) -> Self {
         Self {
             owner: Arc::clone(&entry.owner),
@@ -65,7 +65,7 @@ impl End {
     }
 }
 
-impl Ends {
+impl EndedBoxes {
     /// Loads the ends of an earlier process, if the file can be read.
     pub(crate) fn new(file: Option<PathBuf>) -> Self {
         let mut all = VecDeque::new();
@@ -73,7 +73,7 @@ impl Ends {
         // A crash may have cut the last line.
         for line in text.unwrap_or_default().split(|byte| *byte == b'\n') {
             if let Ok(end) = serde_json::from_slice(line) {
-                put(&mut all, end);
+                insert(&mut all, end);
             }
         }
         let ends = Self {
@@ -85,46 +85,46 @@ impl Ends {
     }
 
     /// Every change is one push or pop, so the data of a poisoned lock is valid.
-    fn all(&self) -> MutexGuard<'_, VecDeque<End>> {
+    fn all(&self) -> MutexGuard<'_, VecDeque<EndedBox>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that a box ended for this reason.
-    pub(crate) fn ended(&self, entry: &BoxEntry, why: &str) {
-        let cut = why.floor_char_boundary(WHY);
+    pub(crate) fn record(&self, entry: &BoxEntry, why: &str) {
+        let cut = why.floor_char_boundary(REASON_BYTES);
         self.change(entry, Some(why[..cut].to_owned()));
     }
 
     /// Records a deletion on request, which replaces the end of an earlier box.
-    pub(crate) fn deleted(&self, entry: &BoxEntry) {
+    pub(crate) fn record_deletion(&self, entry: &BoxEntry) {
         if self.earlier(entry).is_some() {
             self.change(entry, None);
         }
     }
 
     /// Stores the error that later calls for an ended box get.
-    pub(crate) fn gone(&self, entry: &BoxEntry) {
-        let error = entry.access.why_shut();
+    pub(crate) fn set_error(&self, entry: &BoxEntry) {
+        let error = entry.access.end_reason();
         let mut all = self.all();
         let id = &entry.spec.box_id;
         match all.iter_mut().find(|end| end.is_of(&entry.owner, id)) {
             Some(end) => end.error = error,
             None if error.is_some() => {
-                let end = End::now(entry, None);
-                put(&mut all, End { error, ..end });
+                let end = EndedBox::now(entry, None);
+                insert(&mut all, EndedBox { error, ..end });
             }
             None => {}
         }
     }
 
     fn change(&self, entry: &BoxEntry, why: Option<String>) {
-        let end = End::now(entry, why);
+        let end = EndedBox::now(entry, why);
         let mut all = self.all();
         // Memory holds the end in any case. If the write fails, it is only lost after a restart.
         if matches!(self.append(&end), Ok(length) if length > FILE_BYTES) {
             self.rewrite(&all);
         }
-        put(&mut all, end);
+        insert(&mut all, end);
     }
 
     /// Returns the error for a missing box, with its end if the owner had such a box.
@@ -146,8 +146,8 @@ impl Ends {
             return BoxError::not_found(message).with_detail(&detail);
         }
         let why = why.message();
-        let did = why.strip_prefix(&format!("box {id} "));
-        let message = format!("{message}: it {}", did.unwrap_or(why));
+        let suffix = why.strip_prefix(&format!("box {id} "));
+        let message = format!("{message}: it {}", suffix.unwrap_or(why));
         BoxError::not_found(message).with_detail(&detail)
     }
 
@@ -163,7 +163,7 @@ impl Ends {
     }
 
     /// Appends an end to the file and returns the file's new length.
-    fn append(&self, end: &End) -> io::Result<u64> {
+    fn append(&self, end: &EndedBox) -> io::Result<u64> {
         let Some(path) = &self.file else {
             return Ok(0);
         };
@@ -175,40 +175,40 @@ impl Ends {
         Ok(file.metadata()?.len())
     }
 
-    fn rewrite(&self, all: &VecDeque<End>) {
+    fn rewrite(&self, all: &VecDeque<EndedBox>) {
         let Some(path) = &self.file else {
             return;
         };
         let write = || -> io::Result<()> {
-            let fresh = path.with_extension("new");
+            let temporary = path.with_extension("new");
             let mut options = File::options();
             let options = options.write(true).create(true).truncate(true).mode(0o600);
-            let mut file = io::BufWriter::new(options.open(&fresh)?);
+            let mut file = io::BufWriter::new(options.open(&temporary)?);
             for end in all.iter().filter(|end| end.why.is_some()) {
                 serde_json::to_writer(&mut file, end)?;
                 file.write_all(b"\n")?;
             }
             file.flush()?;
-            std::fs::rename(fresh, path)
+            std::fs::rename(temporary, path)
         };
         if path.exists()
             && let Err(error) = write()
         {
-            tracing::warn!(kind = %error.kind(), "why boxes ended is not kept");
+            tracing::warn!(kind = %error.kind(), "cannot store why boxes ended");
         }
     }
 }
 
-fn put(all: &mut VecDeque<End>, end: End) {
+fn insert(all: &mut VecDeque<EndedBox>, end: EndedBox) {
     all.retain(|old| !old.is_of(&end.owner, &end.box_id));
     if end.why.is_none() && end.error.is_none() {
         return;
     }
-    let of_owner = |old: &End| old.owner == end.owner;
-    if all.iter().filter(|old| of_owner(old)).count() == OF_OWNER {
-        let oldest = all.iter().position(of_owner);
+    let is_of_owner = |old: &EndedBox| old.owner == end.owner;
+    if all.iter().filter(|old| is_of_owner(old)).count() == PER_OWNER {
+        let oldest = all.iter().position(is_of_owner);
         oldest.map(|oldest| all.remove(oldest));
-    } else if all.len() == REMEMBERED {
+    } else if all.len() == MAX_ENDS {
         all.pop_front();
     }
     all.push_back(end);
@@ -221,55 +221,55 @@ mod tests {
 
     use super::*;
 
-    fn entry(owner: &str, session: &str) -> BoxEntry {
-        BoxEntry::new(owner.into(), &SpecDraft::new(session).build().unwrap())
+    fn entry(owner: &str, box_id: &str) -> BoxEntry {
+        BoxEntry::new(owner.into(), &SpecDraft::new(box_id).build().unwrap())
     }
 
     #[test]
-    fn the_last_reason_is_remembered_for_its_owner_until_a_delete() {
-        let ends = Ends::new(None);
+    fn the_last_reason_of_an_owner_is_stored_until_a_delete() {
+        let ends = EndedBoxes::new(None);
         let (hers, his) = (entry("alice", "a"), entry("bob", "a"));
         assert_eq!(ends.earlier(&hers), None);
-        ends.ended(&hers, "first");
-        ends.ended(&hers, "second");
+        ends.record(&hers, "first");
+        ends.record(&hers, "second");
         assert_eq!(ends.earlier(&hers).unwrap().why, "second");
-        assert_eq!(ends.earlier(&his), None, "an id is its owner's");
-        ends.deleted(&hers);
+        assert_eq!(ends.earlier(&his), None, "an id belongs to its owner");
+        ends.record_deletion(&hers);
         assert_eq!(ends.earlier(&hers), None);
     }
 
     #[test]
-    fn as_many_are_remembered_as_there_is_room_for() {
-        let ends = Ends::new(None);
-        ends.ended(&entry("other", "b"), "idle");
-        for number in 0..OF_OWNER + 10 {
-            ends.ended(&entry("me", &format!("b{number}")), "idle");
+    fn the_number_of_stored_ends_is_limited() {
+        let ends = EndedBoxes::new(None);
+        ends.record(&entry("other", "b"), "idle");
+        for number in 0..PER_OWNER + 10 {
+            ends.record(&entry("me", &format!("b{number}")), "idle");
         }
-        assert_eq!(ends.all().len(), OF_OWNER + 1);
+        assert_eq!(ends.all().len(), PER_OWNER + 1);
         assert_eq!(ends.earlier(&entry("me", "b9")), None);
         assert!(ends.earlier(&entry("me", "b10")).is_some());
         assert!(ends.earlier(&entry("other", "b")).is_some(), "another's");
-        for number in 0..REMEMBERED {
-            ends.ended(&entry(&format!("o{number}"), "b"), "idle");
+        for number in 0..MAX_ENDS {
+            ends.record(&entry(&format!("o{number}"), "b"), "idle");
         }
-        assert_eq!(ends.all().len(), REMEMBERED);
+        assert_eq!(ends.all().len(), MAX_ENDS);
     }
 
     #[test]
-    fn later_calls_get_why_their_box_ended_and_a_new_box_which_end_was_before() {
-        let ends = Ends::new(None);
+    fn later_calls_get_the_end_reason_and_a_new_box_the_earlier_end() {
+        let ends = EndedBoxes::new(None);
         let plain = |id: &str| format!("box {id} not found");
         let not_found = |id: &str| ends.not_found("me", &BoxId::new(id).unwrap());
         let ended = |id: &str, why: Ended, message: &str| {
             let entry = entry("me", id);
             entry
                 .access
-                .shut(with_end(BoxError::conflict(message), why));
+                .close(with_end(BoxError::conflict(message), why));
             entry
         };
         let idle = ended("a", Ended::Idle, "box a expired: no call used it");
-        ends.ended(&idle, "idle");
-        ends.gone(&idle);
+        ends.record(&idle, "idle");
+        ends.set_error(&idle);
         let error = not_found("a");
         let detail: Detail = error.detail().unwrap();
         assert_eq!(detail.ended, Some(Ended::Idle));
@@ -281,8 +281,8 @@ mod tests {
         // The next box with this id is deleted, so later calls get that reason. A third box has no
         // earlier end.
         let deleted = ended("a", Ended::Deleted, "box a was deleted");
-        ends.deleted(&deleted);
-        ends.gone(&deleted);
+        ends.record_deletion(&deleted);
+        ends.set_error(&deleted);
         let detail: Detail = not_found("a").detail().unwrap();
         assert_eq!((detail.ended, detail.expired), (Some(Ended::Deleted), true));
         assert_eq!(not_found("a").message(), plain("a"));
@@ -291,27 +291,27 @@ mod tests {
     }
 
     #[test]
-    fn another_process_remembers_what_is_whole_in_the_file() {
+    fn another_process_loads_the_complete_lines_of_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("ends");
-        let first = Ends::new(Some(file.clone()));
-        first.ended(&entry("me", "kept"), "idle");
-        first.ended(&entry("me", "gone"), "idle");
-        first.deleted(&entry("me", "gone"));
+        let first = EndedBoxes::new(Some(file.clone()));
+        first.record(&entry("me", "kept"), "idle");
+        first.record(&entry("me", "gone"), "idle");
+        first.record_deletion(&entry("me", "gone"));
         File::options()
             .append(true)
             .open(&file)
             .unwrap()
             .write_all(br#"{"owner":"me","box_id":"cut"#)
             .unwrap();
-        let second = Ends::new(Some(file.clone()));
+        let second = EndedBoxes::new(Some(file.clone()));
         assert_eq!(second.earlier(&entry("me", "kept")).unwrap().why, "idle");
         assert_eq!(second.earlier(&entry("me", "gone")), None);
         // A cut line does not affect the lines after it.
-        second.ended(&entry("me", "next"), "its time is over");
-        let third = Ends::new(Some(file.clone()));
+        second.record(&entry("me", "next"), "its lifetime has expired");
+        let third = EndedBoxes::new(Some(file.clone()));
         let next = third.earlier(&entry("me", "next")).unwrap();
-        assert_eq!(next.why, "its time is over");
+        assert_eq!(next.why, "its lifetime has expired");
         assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 2);
     }
 }
