@@ -171,7 +171,7 @@ mod tests {
         for (mount, problem) in [
             (
                 json!({"volume": "v", "mount_path": "x"}),
-                "mount_path must be",
+                "mount_path: must be",
             ),
             (
                 json!({"volume": "v", "mount_path": "/x", "sub_path": "../y"}),

@@ -148,7 +148,7 @@ ids! {
 mod tests {
     use super::*;
 
-    const INVISIBLE: &str = "box_id must not contain text direction marks, invisible characters, or white space other than a space";
+    const INVISIBLE: &str = "box_id: must not contain text direction marks, invisible characters, or white space other than a space";
 
     #[test]
     fn rule_holds_on_construction_and_on_decode() {
@@ -168,16 +168,16 @@ mod tests {
         }
         let long = "x".repeat(257);
         for (bad, rule) in [
-            ("", "box_id must not be empty"),
-            (long.as_str(), "box_id must not be longer than 256 bytes"),
-            ("a\nb", "box_id must not contain control characters"),
-            ("a\u{85}b", "box_id must not contain control characters"),
+            ("", "box_id: must not be empty"),
+            (long.as_str(), "box_id: must not be longer than 256 bytes"),
+            ("a\nb", "box_id: must not contain control characters"),
+            ("a\u{85}b", "box_id: must not contain control characters"),
             ("a\u{202e}b", INVISIBLE),
             ("a\u{200b}b", INVISIBLE),
             ("a\u{a0}b", INVISIBLE),
-            ("a/b", "box_id must not contain /"),
-            (".", "box_id must not be . or .."),
-            ("..", "box_id must not be . or .."),
+            ("a/b", "box_id: must not contain /"),
+            (".", "box_id: must not be . or .."),
+            ("..", "box_id: must not be . or .."),
         ] {
             assert_eq!(BoxId::new(bad).unwrap_err().to_string(), rule);
             let json = serde_json::to_string(bad).unwrap();

@@ -9,8 +9,8 @@ use crate::error::{BoxError, Detail};
 
 /// A field that violates a rule.
 ///
-/// Displayed as the field followed by the rule, for example `cpus must be greater than 0`. A serde
-/// decoder passes on only text, therefore the field can be recovered from it: see
+/// Displayed as `field: rule`, for example `cpus: must be greater than 0`. A serde decoder passes on
+/// only text, therefore the field can be recovered from it: see
 /// [`From<serde_json::Error>`](#impl-From<Error>-for-Invalid).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid {
@@ -19,7 +19,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// Creates an error; `field` and `rule` read as one sentence.
+    /// Creates an error, displayed as `field: rule`.
     pub fn new(field: impl Into<Cow<'static, str>>, rule: impl Into<Cow<'static, str>>) -> Self {
         Self {
             field: field.into(),
@@ -44,9 +44,9 @@ impl Invalid {
 
     fn from_text(text: &str) -> Self {
         for (start, rule) in [
-            ("unknown field `", "is not known"),
-            ("missing field `", "is missing"),
-            ("duplicate field `", "is given twice"),
+            ("unknown field `", "unknown field"),
+            ("missing field `", "missing"),
+            ("duplicate field `", "given twice"),
         ] {
             if let Some((field, _)) = text
                 .strip_prefix(start)
@@ -55,7 +55,7 @@ impl Invalid {
                 return Self::new(field.to_owned(), rule);
             }
         }
-        match text.split_once(' ') {
+        match text.split_once(": ") {
             Some((field, rule)) if field.bytes().all(is_name) => {
                 Self::new(field.to_owned(), rule.to_owned())
             }
@@ -73,7 +73,7 @@ impl fmt::Display for Invalid {
         if self.field.is_empty() {
             return f.write_str(&self.rule);
         }
-        write!(f, "{} {}", self.field, self.rule)
+        write!(f, "{}: {}", self.field, self.rule)
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
     fn becomes_validation_with_the_field() {
         let error = BoxError::from(Invalid::new("cpus", "must be greater than 0"));
         assert_eq!(error.code(), Code::Validation);
-        assert_eq!(error.message(), "cpus must be greater than 0");
+        assert_eq!(error.message(), "cpus: must be greater than 0");
         assert_eq!(
             error.detail::<Detail>().unwrap().field.as_deref(),
             Some("cpus")
@@ -135,12 +135,12 @@ mod tests {
         assert_eq!(Invalid::from(text), rule);
         assert_eq!(
             sample(r#"{"siez":1}"#),
-            Invalid::new("siez", "is not known")
+            Invalid::new("siez", "unknown field")
         );
-        assert_eq!(sample("{}"), Invalid::new("size", "is missing"));
+        assert_eq!(sample("{}"), Invalid::new("size", "missing"));
         assert_eq!(
             sample(r#"{"size":1,"size":2}"#),
-            Invalid::new("size", "is given twice")
+            Invalid::new("size", "given twice")
         );
     }
 

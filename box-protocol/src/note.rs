@@ -19,7 +19,7 @@ impl Note {
     /// Serializes `value` as a note.
     pub fn new(value: &impl Serialize) -> Result<Self, Invalid> {
         let raw = serde_json::value::to_raw_value(value)
-            .map_err(|error| Invalid::new("note", format!("is malformed: {error}")))?;
+            .map_err(|error| Invalid::new("note", format!("malformed: {error}")))?;
         Self::check(raw)
     }
 

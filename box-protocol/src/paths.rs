@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(inside("workdir", "//").unwrap(), "/");
         for bad in ["", "a/b", "./a", "C:/a", "/a\0"] {
             let text = inside("workdir", bad).unwrap_err().to_string();
-            assert_eq!(text, "workdir must be an absolute path inside the sandbox");
+            assert_eq!(text, "workdir: must be an absolute path inside the sandbox");
         }
     }
 
@@ -85,7 +85,7 @@ mod tests {
         }
         for bad in ["", "home", "C:data", "1:/x", r"\x", "/a\0b"] {
             let text = of_host("host_path", bad).unwrap_err().to_string();
-            assert_eq!(text, "host_path must be an absolute host path");
+            assert_eq!(text, "host_path: must be an absolute host path");
         }
     }
 

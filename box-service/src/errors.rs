@@ -101,11 +101,11 @@ mod tests {
     #[test]
     fn the_class_name_is_that_of_the_tool_interface() {
         let ring = ErrorRing::default();
-        let error = BoxError::validation("cpus must be greater than 0");
+        let error = BoxError::validation("cpus: must be greater than 0");
         ring.record(&error, &of(Caller::Local, None));
         let error = ring.visible_to(&Caller::Local).remove(0);
         assert_eq!(error.class, "BoxValidationError");
-        assert_eq!(error.message, "cpus must be greater than 0");
+        assert_eq!(error.message, "cpus: must be greater than 0");
         assert_eq!(error.query_id, None);
         assert!(error.timestamp > UnixMs(0));
     }

@@ -232,7 +232,7 @@ fn tool_draft(mut parameters: Map<String, Value>) -> Result<SpecDraft, BoxError>
     };
     let unknown = |parameter: &&String| !TOOL_PARAMETERS.contains(&parameter.as_str());
     if let Some(name) = parameters.keys().find(unknown) {
-        return Err(Invalid::new(name.clone(), "is not a parameter of exec").into());
+        return Err(Invalid::new(name.clone(), "not a parameter of exec").into());
     }
     // Nearly all calls contain only a command.
     let draft = if parameters.is_empty() {

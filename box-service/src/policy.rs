@@ -194,7 +194,7 @@ pub fn decide_timeout(
 /// Decides about a new network policy for an existing box.
 pub fn decide_network(policy: &Policy) -> Result<(), BoxError> {
     if policy.profile.locks(Lockable::NetworkPolicy) {
-        return Err(Invalid::new("network_policy", "is locked by the profile").into());
+        return Err(Invalid::new("network_policy", "locked by the profile").into());
     }
     Ok(())
 }
@@ -255,16 +255,16 @@ fn allowed(
     let refused = |rule: &'static str| BoxError::from(Invalid::new(field, rule));
     let roots = &policy.allowed_host_mount_roots;
     if roots.is_empty() && !policy.owner_mounts {
-        let rule = "mounting is disabled because no allowed_host_mount_roots are configured";
-        return Err(refusal_with_remedy(policy, field, rule, "one"));
+        let rule = "mounting is disabled, because allowed_host_mount_roots is empty";
+        return Err(refusal_with_remedy(policy, field, rule));
     }
     let found = inputs
         .host_paths
         .get(path)
-        .ok_or_else(|| BoxError::internal(format!("{field} was not looked up")))?;
+        .ok_or_else(|| BoxError::internal(format!("{field}: not resolved")))?;
     let outside = || {
-        let rule = "is outside allowed_host_mount_roots";
-        refusal_with_remedy(policy, field, rule, "one more")
+        let rule = "outside allowed_host_mount_roots";
+        refusal_with_remedy(policy, field, rule)
     };
     let real = found.real.as_deref().ok_or_else(outside)?;
     let is_under_root = roots.iter().any(|root| real.starts_with(root));
@@ -274,7 +274,7 @@ fn allowed(
     let in_owner_home = policy.owner_mounts && blocked::is_in_home_of_root(real);
     if blocked::is_blocked(real, roots, &[]) && !in_owner_home {
         return Err(refused(
-            "is blocked for security; below /etc, /root, /boot and /run, allowed_host_mount_roots must list the directory itself",
+            "blocked for security; below /etc, /root, /boot and /run, allowed_host_mount_roots must list the directory itself",
         ));
     }
     if blocked::reaches_private(real, roots, &policy.private) {
@@ -297,11 +297,11 @@ fn allowed(
         .ok_or_else(|| refused("must resolve to a UTF-8 path"))
 }
 
-/// Creates a refusal that names the setting with which the operator allows `more`.
-fn refusal_with_remedy(policy: &Policy, field: &'static str, rule: &str, more: &str) -> BoxError {
+/// Creates a refusal that names the setting with which the operator allows the path.
+fn refusal_with_remedy(policy: &Policy, field: &'static str, rule: &str) -> BoxError {
     let remedy = match &policy.table {
-        Some(table) => format!("{table}.allowed_host_mount_roots allows {more}"),
-        None => format!("boxd serve --allow-mount DIR allows {more}"),
+        Some(table) => format!("add it to {table}.allowed_host_mount_roots"),
+        None => "allow it with boxd serve --allow-mount DIR".to_owned(),
     };
     Invalid::new(field, format!("{rule}; {remedy}")).into()
 }

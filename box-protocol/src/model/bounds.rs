@@ -34,7 +34,8 @@ pub fn check_labels(labels: &Labels) -> Result<(), Invalid> {
         .map(|(name, value)| name.len() + value.len())
         .sum();
     if labels.len() > MAX_LABELS || bytes > MAX_LABEL_BYTES {
-        let rule = format!("must be at most {MAX_LABELS}, and {MAX_LABEL_BYTES} bytes in all");
+        let rule =
+            format!("must have at most {MAX_LABELS} entries and {MAX_LABEL_BYTES} bytes in total");
         return Err(Invalid::new("labels", rule));
     }
     Ok(())
@@ -52,7 +53,7 @@ pub(crate) fn check_defaults(defaults: &Defaults) -> Result<(), Invalid> {
         .map(|(name, value)| name.len() + value.len())
         .sum();
     if bytes > MAX_TEXT_BYTES {
-        let rule = format!("must have variables of at most {MAX_TEXT_BYTES} bytes in all");
+        let rule = format!("variables must have at most {MAX_TEXT_BYTES} bytes in total");
         return Err(Invalid::new("defaults", rule));
     }
     let Defaults {
@@ -80,11 +81,11 @@ pub(super) fn check_guest(guest: &Guest) -> Result<(), Invalid> {
 /// Checks that `main` has a program and a limited size.
 pub(super) fn check_main(main: &Main) -> Result<(), Invalid> {
     if main.argv.is_empty() {
-        return Err(Invalid::new("main", "must have an argv that is not empty"));
+        return Err(Invalid::new("main", "argv must not be empty"));
     }
     few("main", main.argv.len(), MAX_ARGUMENTS)?;
     if main.argv.iter().map(String::len).sum::<usize>() > MAX_TEXT_BYTES {
-        let rule = format!("must have an argv of at most {MAX_TEXT_BYTES} bytes");
+        let rule = format!("argv must have at most {MAX_TEXT_BYTES} bytes");
         return Err(Invalid::new("main", rule));
     }
     Ok(())
@@ -102,7 +103,7 @@ pub(super) fn few(field: &'static str, entries: usize, most: usize) -> Result<()
 
 pub(super) fn short(field: &'static str, text: &str) -> Result<(), Invalid> {
     if text.len() > MAX_WORD_BYTES {
-        let rule = format!("must have no text longer than {MAX_WORD_BYTES} bytes");
+        let rule = format!("must not contain a text longer than {MAX_WORD_BYTES} bytes");
         return Err(Invalid::new(field, rule));
     }
     Ok(())

@@ -279,19 +279,19 @@ mod tests {
 
     #[test]
     fn an_empty_program_is_refused() {
-        assert_eq!(refused(r#"{"text":" \n"}"#), "text must not be blank");
-        assert_eq!(refused(r#"{"argv":[]}"#), "argv must begin with a program");
+        assert_eq!(refused(r#"{"text":" \n"}"#), "text: must not be blank");
+        assert_eq!(refused(r#"{"argv":[]}"#), "argv: must begin with a program");
         assert_eq!(
             refused(r#"{"argv":["","x"]}"#),
-            "argv must begin with a program"
+            "argv: must begin with a program"
         );
         assert_eq!(
             refused(r#"{"argv":["x","\u0000"]}"#),
-            "argv must not contain NUL"
+            "argv: must not contain NUL"
         );
         assert_eq!(
             refused(r#"{"text":"a\u0000"}"#),
-            "text must not contain NUL"
+            "text: must not contain NUL"
         );
     }
 }

@@ -266,7 +266,7 @@ impl TryFrom<Fields> for BoxExecutionResult {
                 ));
             }
             (_, code, Some(signal)) if code != signal.checked_add(128) => {
-                return Err(Invalid::new("signal", "must be exit_code less 128"));
+                return Err(Invalid::new("signal", "must be exit_code minus 128"));
             }
             _ => {}
         }

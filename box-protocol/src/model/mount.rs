@@ -198,14 +198,14 @@ mod tests {
     #[test]
     fn rules_hold_on_construction_and_on_decode() {
         for (host, inside, rule) in [
-            ("data", "/d", "host_path must be an absolute host path"),
+            ("data", "/d", "host_path: must be an absolute host path"),
             (
                 "/data",
                 "d",
-                "mount_path must be an absolute path inside the sandbox",
+                "mount_path: must be an absolute path inside the sandbox",
             ),
-            ("/data", "/d/../e", "mount_path must be normalized"),
-            ("/data", "/d/", "mount_path must be normalized"),
+            ("/data", "/d/../e", "mount_path: must be normalized"),
+            ("/data", "/d/", "mount_path: must be normalized"),
         ] {
             let built = BoxMountSpec::new(host, inside, HostPathMode::Ro).unwrap_err();
             assert_eq!(built.to_string(), rule);

@@ -20,11 +20,10 @@ const LABEL_BYTES: usize = 63;
 /// Maximum number of `allow` rules and of `deny` rules in a policy.
 const RULES: usize = 1024;
 
-const NAME_RULE: &str = "must be a name of letters, digits, - and _ in parts of 1 to 63 bytes, 253 in all; international names in their xn-- form";
-const NUMBER_RULE: &str =
-    "must be written as four numbers from 0 to 255, or as an address of IPv6, if it is an address";
-const PORT_RULE: &str = "must have a port, or two with - between, from 1 to 65535";
-const RANGE_RULE: &str = "must have a prefix length that its address has bits for";
+const NAME_RULE: &str = "must be a DNS name: letters, digits, - and _, at most 63 bytes per label and 253 in total; use xn-- for international names";
+const NUMBER_RULE: &str = "must be a valid IPv4 or IPv6 address if it is an address";
+const PORT_RULE: &str = "must have a port, or a range such as 8000-8010, from 1 to 65535";
+const RANGE_RULE: &str = "must have a prefix length of at most 32 (IPv4) or 128 (IPv6)";
 
 /// A DNS name in lower case, without a trailing dot.
 ///
@@ -174,7 +173,7 @@ impl FromStr for NetworkRule {
         let (host, ports) = if let Some(rest) = text.strip_prefix('[') {
             let (host, rest) = rest
                 .split_once(']')
-                .ok_or_else(|| Invalid::new("rule", "must have a ] for its ["))?;
+                .ok_or_else(|| Invalid::new("rule", "must close its ["))?;
             match rest.strip_prefix(':') {
                 Some(ports) => (host, Some(ports)),
                 None if rest.is_empty() => (host, None),
@@ -335,7 +334,7 @@ pub struct NetworkPolicy {
 fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkRule>, D::Error> {
     let rules = Vec::deserialize(deserializer)?;
     if rules.len() > RULES {
-        let rule = "must not have more than 1024 rules of a kind";
+        let rule = "must have at most 1024 allow and 1024 deny rules";
         return Err(Invalid::new("network_policy", rule).decoding());
     }
     Ok(rules)

@@ -301,32 +301,32 @@ mod tests {
         assert!(custom.locks(Lockable::Image) && custom.strict);
         assert_eq!(custom.pids_limit, 128);
         for (value, text) in [
-            (json!({"name": ""}), "name must not be empty"),
+            (json!({"name": ""}), "name: must not be empty"),
             (
                 json!({"name": "x", "cpus": 0}),
-                "cpus must be greater than 0",
+                "cpus: must be greater than 0",
             ),
             (
                 json!({"name": "x", "memory_mb": 31}),
-                "memory_mb must be at least 32",
+                "memory_mb: must be at least 32",
             ),
             (
                 json!({"name": "x", "pids_limit": 0}),
-                "pids_limit must be at least 1",
+                "pids_limit: must be at least 1",
             ),
             (
                 json!({"name": "x", "timeout_sec": 0}),
-                "timeout_sec must be greater than 0",
+                "timeout_sec: must be greater than 0",
             ),
             (
                 json!({"name": "x", "image": " "}),
-                "image must not be empty",
+                "image: must not be empty",
             ),
             (
                 json!({"name": "x", "timeout_sec": 121}),
-                "timeout_sec must not be greater than max_timeout_sec",
+                "timeout_sec: must not be greater than max_timeout_sec",
             ),
-            (json!({"name": "x", "lock": []}), "lock is not known"),
+            (json!({"name": "x", "lock": []}), "lock: unknown field"),
         ] {
             assert_eq!(decode(value).unwrap_err().to_string(), text);
         }

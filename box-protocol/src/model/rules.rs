@@ -258,7 +258,7 @@ impl Rule<Vec<BoxMountSpec>> for Mounts {
 
 /// The error for a value that cannot be decoded, with its field.
 fn malformed<E: de::Error>(field: &'static str, error: &E) -> E {
-    Invalid::new(field, format!("is malformed: {error}")).decoding()
+    Invalid::new(field, format!("malformed: {error}")).decoding()
 }
 
 /// Trims a text; `None` if nothing is left.

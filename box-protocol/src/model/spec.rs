@@ -182,7 +182,7 @@ macro_rules! declare {
                             map.next_value::<IgnoredAny>()?;
                         }
                         other => {
-                            let rule = "is not a field of a spec";
+                            let rule = "not a field of a spec";
                             return Err(Invalid::new(other.to_owned(), rule).decoding());
                         }
                     }
@@ -269,7 +269,7 @@ fn put<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
     rule: &impl Rule<T>,
 ) -> Result<(), A::Error> {
     if asked.is_some() {
-        return Err(Invalid::new(name, "is given twice").decoding());
+        return Err(Invalid::new(name, "given twice").decoding());
     }
     *asked = rule.read(name, map)?;
     Ok(())

@@ -195,7 +195,7 @@ pub(super) fn open(field: &'static str, path: &str) -> Result<OwnedFd, BoxError>
         let why = match error {
             Errno::NOENT | Errno::NOTDIR => "does not exist",
             Errno::LOOP => "contains a symbolic link",
-            Errno::ACCESS => "is not readable by the server",
+            Errno::ACCESS => "not readable by the server",
             _ => "cannot be opened",
         };
         BoxError::from(Invalid::new(field, why))

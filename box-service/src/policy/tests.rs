@@ -98,7 +98,7 @@ fn long_timeouts_are_limited_and_invalid_ones_refused() {
     let kept = with(120).unwrap();
     assert_eq!((kept.spec.timeout_sec, kept.adjusted), (120, vec![]));
     let error = with(0).unwrap_err();
-    assert_eq!(error.message(), "timeout_sec must be greater than 0");
+    assert_eq!(error.message(), "timeout_sec: must be greater than 0");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn without_roots_every_mount_is_refused() {
     assert_eq!(error.code(), Code::Validation);
     assert_eq!(
         error.message(),
-        "host_path mounting is disabled because no allowed_host_mount_roots are configured; boxd serve --allow-mount DIR allows one"
+        "host_path: mounting is disabled, because allowed_host_mount_roots is empty; allow it with boxd serve --allow-mount DIR"
     );
     // The server-wide option has no effect for a caller with a separate table.
     let ann = Policy {
@@ -120,7 +120,7 @@ fn without_roots_every_mount_is_refused() {
     let error = decide(&ann, draft, &inputs).unwrap_err();
     assert_eq!(
         error.message(),
-        "host_path is outside allowed_host_mount_roots; policy.tokens.ann.allowed_host_mount_roots allows one more"
+        "host_path: outside allowed_host_mount_roots; add it to policy.tokens.ann.allowed_host_mount_roots"
     );
 }
 
@@ -131,7 +131,7 @@ fn equal_path_prefixes_and_blocked_paths_are_refused() {
         let inputs = inputs(&[path], PathKind::Directory);
         let error = decide(&policy, SpecDraft::new("s").host_path(path), &inputs).unwrap_err();
         assert_eq!(error.code(), Code::Validation);
-        let rule = "host_path is blocked for security";
+        let rule = "host_path: blocked for security";
         assert!(error.message().starts_with(rule), "{error}");
     }
     let narrow = Policy {
@@ -145,7 +145,7 @@ fn equal_path_prefixes_and_blocked_paths_are_refused() {
             Ok(_) => assert!(allowed, "{path}"),
             Err(error) => {
                 assert!(!allowed, "{path}");
-                let rule = "host_path is outside allowed_host_mount_roots";
+                let rule = "host_path: outside allowed_host_mount_roots";
                 assert!(error.message().starts_with(rule), "{error}");
             }
         }
@@ -180,7 +180,7 @@ fn the_owner_mounts_readable_paths_except_blocked_ones() {
         "/etc", "/etc/ssh", "/root", "/boot", "/run/x", "/proc/1", "/",
     ] {
         let error = decided(path, true).unwrap_err();
-        assert!(error.contains("is blocked for security"), "{path}: {error}");
+        assert!(error.contains("blocked for security"), "{path}: {error}");
     }
     let error = decided("/home/other", false).unwrap_err();
     assert!(error.contains("must be readable"), "{error}");
@@ -234,7 +234,7 @@ fn existing_and_missing_paths_outside_the_roots_get_the_same_refusal() {
     let error = decide(&policy, inside, &inputs(&["/data/x"], PathKind::Missing)).unwrap_err();
     assert_eq!(
         error.message(),
-        "host_path must point to an existing directory on the host"
+        "host_path: must point to an existing directory on the host"
     );
 }
 
@@ -306,7 +306,7 @@ fn the_rules_of_a_spec_apply() {
     let error = decide(&policy, draft, &inputs).unwrap_err();
     assert_eq!(
         error.message(),
-        "workdir must stay under mount_path when host_path is provided"
+        "workdir: must stay under mount_path when host_path is provided"
     );
 }
 

@@ -80,7 +80,7 @@ async fn a_request_without_any_id_is_refused() {
         .execute_tool(object(json!({"command": "pwd"})), &Query::default())
         .await
         .unwrap_err();
-    assert_eq!(error.message(), "session_id must not be empty");
+    assert_eq!(error.message(), "session_id: must not be empty");
     assert!(runtime.record().started.is_empty());
 }
 
@@ -100,27 +100,31 @@ async fn an_invalid_parameter_is_named_and_starts_nothing() {
     let runtime = ScriptedRuntime::new();
     let service = runtime.ready(ServiceConfig::default()).await;
     for (parameters, field, text) in [
-        (json!({}), "command", "command must not be empty"),
+        (json!({}), "command", "command: must not be empty"),
         (
             json!({"command": " "}),
             "command",
-            "command must not be empty",
+            "command: must not be empty",
         ),
-        (json!({"command": 5}), "command", "command must be a string"),
+        (
+            json!({"command": 5}),
+            "command",
+            "command: must be a string",
+        ),
         (
             json!({"command": "ls", "session_id": "someone_else"}),
             "session_id",
-            "session_id is not a parameter of exec",
+            "session_id: not a parameter of exec",
         ),
         (
             json!({"command": "ls", "timeout_sec": 0}),
             "timeout_sec",
-            "timeout_sec must be greater than 0",
+            "timeout_sec: must be greater than 0",
         ),
         (
             json!({"command": "ls", "workdir": "relative"}),
             "workdir",
-            "workdir must be an absolute path inside the sandbox",
+            "workdir: must be an absolute path inside the sandbox",
         ),
     ] {
         let error = service

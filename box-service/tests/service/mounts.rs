@@ -64,7 +64,7 @@ async fn a_host_path_outside_the_roots_is_refused() {
         assert_eq!(error.code(), Code::Validation);
         assert_eq!(
             error.message(),
-            "host_path is outside allowed_host_mount_roots; boxd serve --allow-mount DIR allows one more"
+            "host_path: outside allowed_host_mount_roots; allow it with boxd serve --allow-mount DIR"
         );
     }
     assert!(runtime.record().started.is_empty());
@@ -95,7 +95,7 @@ async fn a_host_path_must_exist() {
         .unwrap_err();
     assert_eq!(
         error.message(),
-        "host_path must point to an existing directory on the host"
+        "host_path: must point to an existing directory on the host"
     );
     let elsewhere = ServiceConfig {
         shared_filesystem: false,
@@ -158,7 +158,7 @@ async fn a_default_workspace_outside_the_roots_is_refused_and_not_created() {
         (error.code(), error.message()),
         (
             Code::Validation,
-            "default_host_workspace is outside allowed_host_mount_roots"
+            "default_host_workspace: outside allowed_host_mount_roots"
         )
     );
     assert!(!top.join("elsewhere").exists());

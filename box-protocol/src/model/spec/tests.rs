@@ -56,34 +56,34 @@ fn a_captured_spec_decodes() {
 
 #[test]
 fn resource_rules() {
-    assert_eq!(refused(json!({"cpus": 0})), "cpus must be greater than 0");
+    assert_eq!(refused(json!({"cpus": 0})), "cpus: must be greater than 0");
     assert_eq!(
         refused(json!({"cpus": -0.5})),
-        "cpus must be greater than 0"
+        "cpus: must be greater than 0"
     );
     assert_eq!(
         refused(json!({"memory_mb": 10})),
-        "memory_mb must be at least 32"
+        "memory_mb: must be at least 32"
     );
     assert_eq!(
         refused(json!({"memory_mb": -10})),
-        "memory_mb must be at least 32"
+        "memory_mb: must be at least 32"
     );
     assert_eq!(
         refused(json!({"pids_limit": 0})),
-        "pids_limit must be at least 1"
+        "pids_limit: must be at least 1"
     );
     assert_eq!(
         refused(json!({"workspace_quota_mb": -1})),
-        "workspace_quota_mb must be greater than or equal to 0"
+        "workspace_quota_mb: must be greater than or equal to 0"
     );
     assert_eq!(
         refused(json!({"timeout_sec": 0})),
-        "timeout_sec must be greater than 0"
+        "timeout_sec: must be greater than 0"
     );
     assert_eq!(
         refused(json!({"timeout_sec": "-3"})),
-        "timeout_sec must be greater than 0"
+        "timeout_sec: must be greater than 0"
     );
     let least = spec(json!({"cpus": 0.01, "memory_mb": 32, "pids_limit": 1, "timeout_sec": 1}));
     assert!(least.is_ok());
@@ -138,14 +138,14 @@ fn wrong_types_name_the_field() {
 fn unknown_and_repeated_members_are_refused() {
     let error = BoxError::from(spec(json!({"timeout": 5})).unwrap_err());
     assert_eq!(error.code(), Code::Validation);
-    assert_eq!(error.message(), "timeout is not a field of a spec");
+    assert_eq!(error.message(), "timeout: not a field of a spec");
     assert_eq!(
         error.detail::<Detail>().unwrap().field.as_deref(),
         Some("timeout")
     );
     let twice = r#"{"box_id":"s1","network":"off","network":"on"}"#;
     let error = serde_json::from_str::<BoxSpec>(twice).unwrap_err();
-    assert_eq!(Invalid::from(error).to_string(), "network is given twice");
+    assert_eq!(Invalid::from(error).to_string(), "network: given twice");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn session_id_is_required_and_trimmed() {
     for empty in [json!(""), json!("  "), json!(null)] {
         assert_eq!(
             id(empty).unwrap_err().to_string(),
-            "box_id must not be empty"
+            "box_id: must not be empty"
         );
     }
     assert_eq!(id(json!("a/b")).unwrap_err().field(), "box_id");
@@ -184,9 +184,9 @@ fn cmd_is_trimmed_and_an_exec_needs_one() {
     let blank = spec(json!({"cmd": " \n "})).unwrap();
     assert_eq!(
         blank.require_cmd().unwrap_err().to_string(),
-        "cmd must not be empty"
+        "cmd: must not be empty"
     );
-    assert_eq!(refused(json!({"cmd": "a\0b"})), "cmd must not contain NUL");
+    assert_eq!(refused(json!({"cmd": "a\0b"})), "cmd: must not contain NUL");
 }
 
 #[test]
@@ -202,11 +202,11 @@ fn workdir_falls_back_to_mount_path() {
     }
     assert_eq!(
         refused(json!({"workdir": "src"})),
-        "workdir must be an absolute path inside the sandbox"
+        "workdir: must be an absolute path inside the sandbox"
     );
     assert_eq!(
         refused(json!({"mount_path": ""})),
-        "mount_path must be an absolute path inside the sandbox"
+        "mount_path: must be an absolute path inside the sandbox"
     );
 }
 
@@ -214,7 +214,7 @@ fn workdir_falls_back_to_mount_path() {
 fn host_paths_are_absolute_or_absent() {
     assert_eq!(
         refused(json!({"host_path": "data"})),
-        "host_path must be an absolute host path"
+        "host_path: must be an absolute host path"
     );
     assert_eq!(
         spec(json!({"host_path": " /data "}))
@@ -233,7 +233,7 @@ fn the_workdir_must_be_under_a_mounted_host_path() {
             json!({"host_path": "/srv/d", "host_path_mode": mode, "mount_path": mount, "workdir": workdir}),
         )
     };
-    let rule = "workdir must stay under mount_path when host_path is provided";
+    let rule = "workdir: must stay under mount_path when host_path is provided";
     for mode in ["ro", "rw"] {
         assert_eq!(
             at(mode, "/workspace", "/opt/custom")
