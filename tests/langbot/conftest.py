@@ -1,4 +1,4 @@
-"""What the tests have in common: the real `boxd`, LangBot's own client in front of it, and LangBot's own server beside it.
+"""Fixtures: the real `boxd`, LangBot's own client connected to it, and LangBot's own server for comparison.
 
 The packages are LangBot's, unmodified, from the registry. `BOXD` names the program; `cargo xtask test` sets it.
 """
@@ -39,7 +39,7 @@ def pytest_configure(config):
 
 
 def free_port() -> int:
-    """One that no server and no client is given by the kernel meanwhile: those are above 32768. Other runs begin elsewhere."""
+    """Returns a port below the kernel's ephemeral range; concurrent runs start at different ports."""
     while True:
         port = 12000 + (os.getpid() * 97 + next(_numbers)) % 20000
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ class Server:
     port: int = 0
     process: subprocess.Popen | None = None
     env: dict[str, str] = field(default_factory=dict)
-    # Short: it holds sockets, whose paths have a limit.
+    # Short, because the paths of its sockets are limited in length.
     state: pathlib.Path = field(default_factory=lambda: pathlib.Path(tempfile.mkdtemp(prefix="langbot-")))
 
     def start(self) -> Server:
@@ -119,7 +119,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def connected(controller):
-    """LangBot's own client over a controller of its own."""
+    """Connects LangBot's own client with a new controller."""
 
     ready = asyncio.get_running_loop().create_future()
 
@@ -178,7 +178,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def own_server(tmp_path):
-    """For a test that ends it, or says something to it that others must not hear."""
+    """A server of one test, which may stop or configure it."""
     started = []
 
     def start(**options) -> Server:
@@ -193,7 +193,7 @@ def own_server(tmp_path):
 
 @pytest.fixture
 def context() -> ActionContext:
-    """A workspace of its own for each test."""
+    """A new workspace for each test."""
     return ActionContext(
         instance_uuid=INSTANCE, workspace_uuid=f"workspace-{os.getpid()}-{next(_numbers)}", placement_generation=1
     )
@@ -213,19 +213,19 @@ async def client(request, tmp_path):
         yield client
 
 
-async def eventually(is_so, limit: float = 120) -> None:
-    """Waits for something that must come to be: on a machine that is busy with other things, too."""
+async def eventually(condition, limit: float = 120) -> None:
+    """Waits for a condition, with a limit that suits a busy machine."""
     end = asyncio.get_running_loop().time() + limit
-    while not await is_so():
+    while not await condition():
         assert asyncio.get_running_loop().time() < end, "not in time"
         await asyncio.sleep(0.05)
 
 
 async def exists(path: pathlib.Path) -> None:
-    async def there() -> bool:
+    async def is_file() -> bool:
         return path.exists()
 
-    await eventually(there)
+    await eventually(is_file)
 
 
 def spec(**members) -> BoxSpec:

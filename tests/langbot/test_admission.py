@@ -43,7 +43,7 @@ async def test_without_a_policy_grants_are_refused(client, context):
         assert str(refused.value) == "BoxAdmissionError: Sandbox admission enforcement is not enabled"
 
 
-async def test_a_workspace_is_served_while_it_has_a_grant(own_server, context, tmp_path):
+async def test_a_workspace_needs_a_valid_grant(own_server, context, tmp_path):
     server = own_server(env={"LANGBOT_BOX_ALLOW_UNSAFE_SOFT_STORAGE_LIMITS": "1"})
     async with connected(websocket(server)) as client:
         await client.init({"admission": {"required": True}, "local": {"host_root": str(tmp_path / "root")}})
@@ -53,15 +53,15 @@ async def test_a_workspace_is_served_while_it_has_a_grant(own_server, context, t
         globally = spec(session_id="global", cmd="echo granted > /workspace/f; cat /workspace/f", memory_mb=4096)
         with pytest.raises(errors.BoxAdmissionError, match="Sandbox admission grant is missing"):
             await client.execute(globally, action_context=context)
-        asked = grant(context)
-        told = await client.upsert_sandbox_admission_grant(asked)
-        assert told["installed"] is True
-        assert told["expires_at"] == asked.expires_at.isoformat()
+        request = grant(context)
+        granted = await client.upsert_sandbox_admission_grant(request)
+        assert granted["installed"] is True
+        assert granted["expires_at"] == request.expires_at.isoformat()
         result = await client.execute(globally, action_context=context)
         assert result.stdout == "granted"
-        place = tmp_path / "root" / "default" / "tenants" / box_namespace(context)
-        assert (place / "f").read_text() == "granted\n"
-        # A workspace has one box, whatever it is called.
+        workspace = tmp_path / "root" / "default" / "tenants" / box_namespace(context)
+        assert (workspace / "f").read_text() == "granted\n"
+        # A workspace has one box, regardless of its name.
         other = await client.execute(spec(session_id="other", cmd="cat /workspace/f"), action_context=context)
         assert (other.session_id, other.stdout) == ("global", "granted")
         with pytest.raises(errors.BoxAdmissionError, match="session_id is runtime-owned"):
@@ -88,13 +88,13 @@ async def test_a_workspace_is_served_while_it_has_a_grant(own_server, context, t
             await client.upsert_sandbox_admission_grant(grant(context))
         await client.upsert_sandbox_admission_grant(grant(context, entitlement_revision=2))
         assert await client.get_sessions(action_context=context) == []
-        # It cannot be switched off.
+        # Grants cannot be disabled.
         await client.init({"admission": {"required": False}})
         with pytest.raises(errors.BoxReadinessError):
             await client.execute(globally, action_context=context)
 
 
-async def test_without_hard_quotas_nobody_is_let_in(own_server, context, tmp_path):
+async def test_without_hard_quotas_no_caller_is_admitted(own_server, context, tmp_path):
     async with connected(websocket(own_server())) as client:
         await client.init({"admission": {"required": True}, "local": {"host_root": str(tmp_path / "root")}})
         with pytest.raises(errors.BoxReadinessError, match="managed sandbox isolation is not ready"):

@@ -1,4 +1,4 @@
-"""Connections: who may have one, what happens when it is cut, and how much it carries."""
+"""Connections: authentication, lost connections and limits."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ async def ask(socket, frame: dict) -> dict:
     return json.loads(await asyncio.wait_for(socket.recv(), 60))
 
 
-async def test_only_those_with_the_token_and_the_instance_come_in(server):
+async def test_token_and_instance_are_required(server):
     async with raw(server):
         pass
     for headers in (
@@ -42,7 +42,7 @@ async def test_only_those_with_the_token_and_the_instance_come_in(server):
         assert refused.value.response.status_code == 401, headers
 
 
-async def test_the_instance_that_is_named_is_the_only_one(own_server):
+async def test_only_the_configured_instance_is_served(own_server):
     server = own_server(env={"LANGBOT_BOX_TRUSTED_INSTANCE_UUID": "named"})
     with pytest.raises(websockets.exceptions.InvalidStatus):
         async with raw(server):
@@ -51,7 +51,7 @@ async def test_the_instance_that_is_named_is_the_only_one(own_server):
         pass
 
 
-async def test_beyond_loopback_a_token_is_needed_and_named(tmp_path):
+async def test_a_remote_listener_requires_a_token(tmp_path):
     arguments = [BOXD, "serve", "--langbot=0.0.0.0:0", "--state-dir", str(tmp_path / "s")]
     refused = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=30)
     assert refused.returncode != 0
@@ -62,7 +62,7 @@ async def test_beyond_loopback_a_token_is_needed_and_named(tmp_path):
     assert "LANGBOT_BOX_CONTROL_TOKEN" in refused.stderr and "too short" not in refused.stderr
 
 
-async def test_a_configuration_in_the_environment_is_taken_or_ends_the_start(own_server, tmp_path):
+async def test_an_invalid_configuration_variable_stops_the_start(own_server, tmp_path):
     root = tmp_path / "data"
     own_server(env={"LANGBOT_BOX_CONFIG": json.dumps({"local": {"host_root": str(root)}})})
     assert (root / "default").is_dir()
@@ -77,21 +77,21 @@ async def test_a_configuration_in_the_environment_is_taken_or_ends_the_start(own
         assert refused.returncode != 0 and text in refused.stderr, refused.stderr
 
 
-async def test_a_message_that_is_no_text_ends_the_connection(server):
+async def test_a_binary_message_closes_the_connection(server):
     async with raw(server) as socket:
         await socket.send(b'{"seq_id": 1, "action": "__ping", "data": {}}')
         with pytest.raises(websockets.exceptions.ConnectionClosed):
             await asyncio.wait_for(socket.recv(), 30)
 
 
-async def test_over_stdio_the_instance_must_be_named(tmp_path):
+async def test_stdio_requires_the_instance_variable(tmp_path):
     arguments = [BOXD, "stdio", "--langbot"]
     refused = subprocess.run(arguments, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
     assert refused.returncode != 0
     assert b"LANGBOT_BOX_TRUSTED_INSTANCE_UUID" in refused.stderr
 
 
-async def test_health_needs_no_token_and_nothing_else_is_there(server):
+async def test_only_health_is_public(server):
     def get(path: str):
         try:
             with urllib.request.urlopen(server.relay_url + path, timeout=30) as answer:
@@ -109,7 +109,7 @@ async def test_health_needs_no_token_and_nothing_else_is_there(server):
         assert (await asyncio.to_thread(get, path))[0] == 404, path
 
 
-async def test_frames_that_are_no_frames_are_passed_over(server):
+async def test_messages_that_are_not_frames_are_ignored(server):
     async with raw(server) as socket:
         for junk in ("", "not json", "[1]", '{"neither": 1}', '"text"'):
             await socket.send(junk)
@@ -131,7 +131,7 @@ async def test_a_fragmented_message_is_one_message(server, context):
         assert (answer["code"], answer["data"]["stdout"]) == (0, "200001")
 
 
-async def test_too_large_a_message_is_refused_and_the_connection_lives(server):
+async def test_an_oversized_message_is_refused_and_the_connection_stays_open(server):
     async with raw(server) as socket:
         await socket.send(json.dumps({"seq_id": 9, "action": "__ping", "data": {"x": "y" * (17 << 20)}}))
         answer = json.loads(await asyncio.wait_for(socket.recv(), 60))
@@ -140,7 +140,7 @@ async def test_too_large_a_message_is_refused_and_the_connection_lives(server):
         assert (await ask(socket, {"seq_id": 10, "action": "__ping", "data": {}}))["code"] == 0
 
 
-async def test_the_129th_call_at_once_is_refused_as_busy(server, context):
+async def test_the_129th_concurrent_call_is_refused(server, context):
     async with raw(server, close_timeout=0.2) as socket:
         members = spec(cmd="sleep 1", session_id="busy").model_dump(mode="json")
         frame = {"action": "box_exec", "data": members, "context": context.model_dump(exclude_none=True)}
@@ -151,7 +151,7 @@ async def test_the_129th_call_at_once_is_refused_as_busy(server, context):
         assert first["message"] == "Runtime connection is busy (max 128 concurrent actions)"
         assert (await ask(socket, {"seq_id": 500, "action": "__ping", "data": {}}))["code"] == 0
     async with connected(websocket(server)) as client:
-        # Nobody waits for what is left: a newer placement ends it.
+        # A newer placement ends the remaining calls, so no client has to wait for them.
         newer = context.model_copy(update={"placement_generation": 2})
         assert await client.get_sessions(action_context=newer) == []
 
@@ -168,8 +168,8 @@ async def test_sessions_and_processes_outlive_a_cut_connection(server, context):
             await client.get_sessions(action_context=context)
     async with connected(websocket(server)) as client:
         assert (await client.execute(spec(cmd="cat /workspace/f"), action_context=context)).stdout == "kept"
-        told = await client.get_managed_process("s1", action_context=context)
-        assert told.status.value == "running"
+        is_listed = await client.get_managed_process("s1", action_context=context)
+        assert is_listed.status.value == "running"
         await client.delete_session("s1", action_context=context)
 
 
@@ -188,10 +188,10 @@ async def test_sessions_and_processes_outlive_a_killed_server(own_server, contex
         assert result.stdout == "kept"
         assert (await client.get_managed_process("s1", action_context=context)).status.value == "running"
 
-        async def told() -> bool:
+        async def is_listed() -> bool:
             return (await client.get_status(action_context=context))["managed_processes"] == 1
 
-        await eventually(told)
+        await eventually(is_listed)
 
 
 async def test_an_older_placement_is_known_by_its_boxes_after_a_restart(own_server, context):

@@ -11,7 +11,7 @@ from langbot_plugin.box.models import BoxExecutionStatus
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_command_runs_in_a_box_and_not_here(client, context):
+async def test_a_command_runs_in_a_box(client, context):
     result = await client.execute(spec(cmd="echo out; echo err >&2; id -u; exit 3"), action_context=context)
     assert (result.session_id, result.status) == ("s1", BoxExecutionStatus.COMPLETED)
     assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n1000", "err")
@@ -26,16 +26,16 @@ async def test_a_session_keeps_its_files_and_each_call_has_its_own_environment(c
     assert result.stdout == "v\n/workspace/sub\nnone"
 
 
-async def test_a_host_directory_is_the_workspace_and_is_made_if_missing(client, context, tmp_path):
-    place = tmp_path / "root" / "tenants" / "one"
+async def test_a_missing_host_directory_is_created_as_the_workspace(client, context, tmp_path):
+    workspace = tmp_path / "root" / "tenants" / "one"
     result = await client.execute(
-        spec(cmd="echo there > f; ls", host_path=str(place), workdir="/workspace"), action_context=context
+        spec(cmd="echo there > f; ls", host_path=str(workspace), workdir="/workspace"), action_context=context
     )
     assert result.stdout == "f"
-    assert (place / "f").read_text() == "there\n"
+    assert (workspace / "f").read_text() == "there\n"
 
 
-async def test_output_is_trimmed_and_a_mebibyte_arrives_whole(client, context):
+async def test_output_is_trimmed_and_limited_to_a_mebibyte(client, context):
     result = await client.execute(spec(cmd="printf '\\n\\t a b \\n\\n'"), action_context=context)
     assert result.stdout == "a b"
     command = "head -c 1048576 /dev/zero | tr '\\0' x"
@@ -46,16 +46,16 @@ async def test_output_is_trimmed_and_a_mebibyte_arrives_whole(client, context):
     assert result.stdout == "x" * 1048576 + notice
 
 
-async def test_what_is_not_utf8_is_replaced(client, context):
+async def test_invalid_utf8_is_replaced(client, context):
     result = await client.execute(spec(cmd="printf 'a\\377b ä'"), action_context=context)
     assert result.stdout == "a\ufffdb ä"
 
 
-async def test_a_timeout_drops_the_session_before_it_is_told(client, context):
-    begun = time.monotonic()
+async def test_a_timeout_deletes_the_session_before_the_answer(client, context):
+    started = time.monotonic()
     late = spec(cmd="echo so far; sleep 60", timeout_sec=1, persistent=True)
     result = await client.execute(late, action_context=context)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - started < 20
     assert (result.status, result.exit_code) == (BoxExecutionStatus.TIMED_OUT, None)
     assert (result.stdout, result.stderr) == ("so far", "Command timed out after 1 seconds.")
     assert await client.get_sessions(action_context=context) == []
@@ -85,33 +85,33 @@ async def test_sixty_four_calls_at_once(client, context):
     assert await client.get_sessions(action_context=context) == []
 
 
-async def test_what_langbot_has_run_is_on_record_without_its_text(own_server, context, tmp_path):
+async def test_commands_are_audited_without_their_text(own_server, context, tmp_path):
     async with connected(websocket(own_server())) as client:
         await client.execute(spec(cmd="echo a-secret; exit 3", env={"KEY": "a-secret"}), action_context=context)
     lines = (tmp_path / "log").read_text().splitlines()
-    told = [line for line in lines if "box_gateways::audit" in line]
-    assert len(told) == 2 and "allowed" in told[0], told
-    assert "finished" in told[1] and "exit_code=3" in told[1] and "stdout_bytes=9" in told[1], told
+    audit_lines = [line for line in lines if "box_gateways::audit" in line]
+    assert len(audit_lines) == 2 and "allowed" in audit_lines[0], audit_lines
+    assert "finished" in audit_lines[1] and "exit_code=3" in audit_lines[1] and "stdout_bytes=9" in audit_lines[1], audit_lines
     assert not any("a-secret" in line for line in lines)
 
 
-async def test_network_is_never_wider_than_asked(client, context):
+async def test_network_is_never_wider_than_requested(client, context):
     offline = await client.execute(spec(session_id="off", cmd="cat /proc/net/dev | wc -l"), action_context=context)
     assert offline.stdout == "3"
-    asked = await client.execute(spec(session_id="on", cmd="true", network="on"), action_context=context)
-    assert asked.exit_code == 0
+    result = await client.execute(spec(session_id="on", cmd="true", network="on"), action_context=context)
+    assert result.exit_code == 0
 
 
-async def test_an_exec_goes_on_when_its_connection_is_lost(server, context, tmp_path):
-    (tmp_path / "place").mkdir()
-    place = {"host_path": str(tmp_path / "place")}
+async def test_an_exec_continues_after_its_connection_is_lost(server, context, tmp_path):
+    (tmp_path / "workspace").mkdir()
+    workspace = {"host_path": str(tmp_path / "workspace")}
     async with connected(websocket(server)) as client:
-        wait = "touch begun; until [ -e go ]; do sleep 0.05; done; echo done > f"
-        running = asyncio.create_task(client.execute(spec(cmd=wait, **place), action_context=context))
-        await exists(tmp_path / "place" / "begun")
+        wait = "touch started; until [ -e go ]; do sleep 0.05; done; echo done > f"
+        running = asyncio.create_task(client.execute(spec(cmd=wait, **workspace), action_context=context))
+        await exists(tmp_path / "workspace" / "started")
         running.cancel()
-    (tmp_path / "place" / "go").touch()
+    (tmp_path / "workspace" / "go").touch()
     async with connected(websocket(server)) as client:
-        result = await client.execute(spec(cmd="cat f", **place), action_context=context)
+        result = await client.execute(spec(cmd="cat f", **workspace), action_context=context)
         assert result.stdout == "done"
         await client.delete_session("s1", action_context=context)

@@ -16,7 +16,7 @@ def newer(context, generation=2):
     return context.model_copy(update={"placement_generation": generation})
 
 
-async def test_older_sessions_are_gone_before_the_newer_call_runs(client, context):
+async def test_older_sessions_are_deleted_before_the_newer_call_runs(client, context):
     await client.execute(spec(cmd="echo old > /workspace/f", persistent=True), action_context=context)
     assert await client.get_sessions(action_context=newer(context)) == []
     with pytest.raises(BoxError) as refused:
@@ -26,19 +26,19 @@ async def test_older_sessions_are_gone_before_the_newer_call_runs(client, contex
     assert result.exit_code != 0
 
 
-async def test_running_calls_and_relays_of_the_older_end(server, context, tmp_path):
-    (tmp_path / "place").mkdir()
-    place = {"host_path": str(tmp_path / "place")}
+async def test_running_calls_and_relays_of_the_older_placement_end(server, context, tmp_path):
+    (tmp_path / "workspace").mkdir()
+    workspace = {"host_path": str(tmp_path / "workspace")}
     async with connected(websocket(server)) as client, connected(websocket(server)) as other:
-        await client.create_session(spec(**place), action_context=context)
+        await client.create_session(spec(**workspace), action_context=context)
         cat = BoxManagedProcessSpec(command="cat")
         await client.start_managed_process("s1", cat, action_context=context)
         url = client.get_managed_process_websocket_url("s1", server.relay_url, action_context=context)
         headers = server.relay_headers(context)
         async with websockets.connect(url, additional_headers=headers, proxy=None) as relay:
-            sleeps = spec(cmd="touch begun; sleep 600", timeout_sec=600, **place)
+            sleeps = spec(cmd="touch started; sleep 600", timeout_sec=600, **workspace)
             running = asyncio.create_task(client.execute(sleeps, action_context=context))
-            await exists(tmp_path / "place" / "begun")
+            await exists(tmp_path / "workspace" / "started")
             assert await other.get_sessions(action_context=newer(context)) == []
             with pytest.raises(BoxError, match="Stale Box placement generation"):
                 await asyncio.wait_for(running, 120)
@@ -50,14 +50,14 @@ async def test_running_calls_and_relays_of_the_older_end(server, context, tmp_pa
         assert refused.value.response.status_code == 401
 
 
-async def test_a_session_that_is_being_made_while_it_becomes_stale_does_not_stay(server, context):
+async def test_a_session_created_by_a_stale_placement_is_deleted(server, context):
     async with connected(websocket(server)) as client:
         for generation in range(1, 12, 2):
             old = [
                 client.execute(spec(session_id=f"s{n}"), action_context=newer(context, generation)) for n in range(4)
             ]
             old = asyncio.gather(*old, return_exceptions=True)
-            # Each round somewhere else in their making.
+            # Each round interrupts the creation at another point.
             await asyncio.sleep(0.002 * generation)
             await client.get_status(action_context=newer(context, generation + 1))
             await old
@@ -79,7 +79,7 @@ async def test_other_workspaces_are_not_touched(client, context):
 
 
 @pytest.mark.parametrize("bad", [None, "other"])
-async def test_a_context_is_needed_and_must_be_of_this_instance(client, context, bad):
+async def test_a_context_must_name_this_instance(client, context, bad):
     with pytest.raises(BoxError) as refused:
         if bad is None:
             await client.get_sessions()
@@ -92,7 +92,7 @@ async def test_a_context_is_needed_and_must_be_of_this_instance(client, context,
     assert str(refused.value) == texts[bad]
 
 
-async def test_the_fence_is_bounded(own_server):
+async def test_the_number_of_workspaces_is_limited(own_server):
     async with connected(websocket(own_server())) as client:
         await client.init({"limits": {"max_admission_records": 2}})
         for number in range(2):

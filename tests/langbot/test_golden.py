@@ -1,7 +1,7 @@
-"""Every frame, side by side with LangBot's own server in the same run.
+"""Every frame, compared with LangBot's own server in the same run.
 
-Its server runs here, in this process, over a backend that runs commands as plain processes. Both servers are sent the same
-frames and must answer with the same members, the same types and, where it is not a time or an id, the same values.
+LangBot's server runs in this process, over a backend that runs commands as plain processes. Both servers receive the same
+frames and must answer with the same members, types and, except for times and ids, values.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from langbot_plugin.box.server import create_app
 
 pytestmark = pytest.mark.asyncio
 
-# What is each server's own: names, times, ids, and what its backend is.
+# Members that differ between the servers: names, times, ids and the backend.
 OWN = {
     "backend_name",
     "backend_session_id",
@@ -39,15 +39,15 @@ OWN = {
 
 
 class Plain(HostProcessBackend):
-    """LangBot's backend without isolation, under a name that is not refused."""
+    """LangBot's backend without isolation, under an accepted name."""
 
     name = "docker"
     unsafe_direct_execution = False
 
     async def exec(self, session, spec):
-        # Their storage probe would measure this machine's own directories, within 15 s, however full those are.
-        for place in ("/root/.cache", "/tmp"):
-            spec = spec.model_copy(update={"cmd": spec.cmd.replace(f"|{place}'", "|/nowhere'")})
+        # LangBot's storage probe would measure directories of this machine, which may take longer than its 15 s.
+        for directory in ("/root/.cache", "/tmp"):
+            spec = spec.model_copy(update={"cmd": spec.cmd.replace(f"|{directory}'", "|/nowhere'")})
         return await super().exec(session, spec)
 
 
@@ -72,7 +72,7 @@ async def theirs():
 
 
 class Strict(Plain):
-    """The same, as if it kept every promise that grants need."""
+    """The same backend, reporting every guarantee that grants require."""
 
     name = "nsjail"
 
@@ -113,7 +113,7 @@ def spec(**members) -> dict:
 
 
 def frames(workspace: str, root: str):
-    """Name, action, data, context; one that is asked until its answer is so begins with that."""
+    """Yields name, action, data and context; a leading condition means to repeat the request until it holds."""
     here = {"instance_uuid": INSTANCE, "workspace_uuid": workspace, "placement_generation": 1}
     other = {**here, "instance_uuid": "other"}
     next_ = {**here, "placement_generation": 2}
@@ -130,9 +130,9 @@ def frames(workspace: str, root: str):
     yield "ping", "__ping", {}, None
     yield "ping of another instance", "__ping", {}, other
     yield "ping, no context", "__ping", {}, {"instance_uuid": INSTANCE}
-    yield from about_frames(here, other)
-    yield from pieces(other)
-    yield from misshapen(here)
+    yield from control_frames(here, other)
+    yield from file_chunks(other)
+    yield from malformed(here)
     yield "no such action", "box_fly", {}, here
     yield "no such action, no context", "box_fly", {}, None
     yield "heartbeat", "__heartbeat", {}, here
@@ -187,13 +187,13 @@ def frames(workspace: str, root: str):
     yield "process, no command", "box_start_managed_process", {"session_id": "s1", "spec": {**process, "command": " "}}, here
     yield "process, relative", "box_start_managed_process", {"session_id": "s1", "spec": {**process, "cwd": "x"}}, here
     yield "process, no session", "box_start_managed_process", {"session_id": "none", "spec": process}, here
-    yield "process told", "box_get_managed_process", {"session_id": "s1", "process_id": "p"}, here
-    yield "process told, none", "box_get_managed_process", {"session_id": "s1"}, here
-    yield "process told, no session", "box_get_managed_process", {"session_id": "none"}, here
+    yield "process get", "box_get_managed_process", {"session_id": "s1", "process_id": "p"}, here
+    yield "process get, none", "box_get_managed_process", {"session_id": "s1"}, here
+    yield "process get, no session", "box_get_managed_process", {"session_id": "none"}, here
     yield "session with a process", "box_get_session", {"session_id": "s1"}, here
     short = {**process, "process_id": "default", "command": "sh", "args": ["-c", "sleep 0.5; exit 4"]}
     yield "short process", "box_start_managed_process", {"session_id": "s1", "spec": short}, here
-    yield has_exited, "short process told", "box_get_managed_process", {"session_id": "s1"}, here
+    yield has_exited, "short process get", "box_get_managed_process", {"session_id": "s1"}, here
     yield "session with two processes", "box_get_session", {"session_id": "s1"}, here
     yield "process stopped", "box_stop_managed_process", {"session_id": "s1", "process_id": "p"}, here
     yield "process stopped again", "box_stop_managed_process", {"session_id": "s1", "process_id": "p"}, here
@@ -218,8 +218,8 @@ def has_exited(answer: dict) -> bool:
     return answer["data"]["status"] == "exited"
 
 
-def about_frames(here: dict, other: dict):
-    """Requests about other requests; what they name does not run."""
+def control_frames(here: dict, other: dict):
+    """Requests about other requests, none of which is running."""
     yield "cancel without context", "__cancel_action", {"seq_id": 1}, None
     yield "cancel of another instance", "__cancel_action", {"seq_id": 1}, other
     yield "cancel nothing", "__cancel_action", {"seq_id": 1}, here
@@ -233,8 +233,8 @@ def about_frames(here: dict, other: dict):
     yield "acknowledged, no index", "__stream_ack", {"seq_id": 1}, here
 
 
-def pieces(other: dict):
-    """Files that travel before the call that needs them."""
+def file_chunks(other: dict):
+    """Chunks of files, which are sent before the call that needs them."""
     key = "ft1_" + "0" * 64
     piece = {"file_key": key, "file_length": 2, "chunk_base64": "YQ==", "chunk_index": 0, "chunk_amount": 2, "chunk_size": 1}
     yield "piece", "__file_chunk", piece, None
@@ -252,8 +252,8 @@ def pieces(other: dict):
         yield f"piece, bad key {key}", "__file_chunk", {**piece, "file_key": key}, None
 
 
-def misshapen(here: dict):
-    """Frames whose members are not what they should be."""
+def malformed(here: dict):
+    """Frames with members of the wrong type."""
     yield "no data", "box_get_sessions", {}, here, {"data": None}
     yield "data no object", "box_get_sessions", {}, here, {"data": [1]}
     yield "action no text", "box_get_sessions", {}, here, {"action": 7}
@@ -264,7 +264,7 @@ def misshapen(here: dict):
 
 
 def granted(workspace: str, root: str):
-    """Where grants are required."""
+    """Requests to a server that requires grants."""
     here = {"instance_uuid": INSTANCE, "workspace_uuid": workspace, "placement_generation": 1}
     next_ = {**here, "placement_generation": 2}
     soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=60)
@@ -367,7 +367,7 @@ def kind(value) -> str:
 
 
 def compare(name: str, ours, theirs, at: str = ""):
-    """The same members, the same types, and the same values where they are not each server's own."""
+    """Compares members, types and, except for OWN, values."""
     assert kind(ours) == kind(theirs), f"{name}: {at}: {ours!r} and {theirs!r}"
     if isinstance(theirs, dict):
         assert set(ours) == set(theirs), f"{name}: {at}"
@@ -384,12 +384,12 @@ def compare(name: str, ours, theirs, at: str = ""):
         assert ours == theirs, f"{name}: {at}: {ours!r} and {theirs!r}"
 
 
-# Texts that are pydantic's own: nobody reads them beyond the class.
+# Texts of pydantic: clients read only the class.
 BY_CLASS_ONLY = ("BoxValidationError: ", "ValidationError: ")
 
 
 def same(ours: dict[str, dict], upstream: dict[str, dict]):
-    """Every frame is compared, and all that differ are told."""
+    """Compares every frame and reports all differences."""
     assert set(ours) == set(upstream)
     differences = []
     for name, answer in upstream.items():
@@ -400,24 +400,24 @@ def same(ours: dict[str, dict], upstream: dict[str, dict]):
     assert not differences, "\n".join(differences)
 
 
-def same_answer(name: str, mine: dict, answer: dict):
-    assert set(mine) == {"code", "message", "data", "chunk_status"}, name
-    theirs_text, text = answer["message"], mine["message"]
+def same_answer(name: str, ours: dict, answer: dict):
+    assert set(ours) == {"code", "message", "data", "chunk_status"}, name
+    theirs_text, text = answer["message"], ours["message"]
     if theirs_text.startswith(BY_CLASS_ONLY) and "validation error" in theirs_text:
         prefix = theirs_text.split(": ")[0]
         assert text.startswith(prefix + ": "), f"{name}: {text!r} and {theirs_text!r}"
     else:
         assert text == theirs_text, f"{name}: {text!r} and {theirs_text!r}"
-    assert (mine["code"], mine["chunk_status"]) == (answer["code"], answer["chunk_status"]), name
+    assert (ours["code"], ours["chunk_status"]) == (answer["code"], answer["chunk_status"]), name
     if name.startswith("storage") and "directories" in answer["data"]:
-        assert set(mine["data"]) == set(answer["data"]), name
+        assert set(ours["data"]) == set(answer["data"]), name
         entries = {entry["key"]: set(entry) for entry in answer["data"]["directories"]}
-        assert {entry["key"]: set(entry) for entry in mine["data"]["directories"]} == entries, name
+        assert {entry["key"]: set(entry) for entry in ours["data"]["directories"]} == entries, name
     else:
-        for told in (mine["data"], answer["data"]):
-            # Theirs come in no order.
-            told.get("sessions", []).sort(key=lambda session: session["session_id"])
-        compare(name, mine["data"], answer["data"])
+        for data in (ours["data"], answer["data"]):
+            # LangBot's server returns them in no particular order.
+            data.get("sessions", []).sort(key=lambda session: session["session_id"])
+        compare(name, ours["data"], answer["data"])
 
 
 async def test_every_frame_is_answered_as_langbots_own_server_does(own_server, theirs, tmp_path, context):
@@ -429,27 +429,27 @@ async def test_every_frame_is_answered_as_langbots_own_server_does(own_server, t
     same(ours, upstream)
 
 
-async def test_where_grants_are_required_every_frame_is_answered_so_too(own_server, theirs_granting, tmp_path, context):
+async def test_with_grants_every_frame_is_answered_as_langbots_own_server_does(own_server, theirs_granting, tmp_path, context):
     workspace = context.workspace_uuid + "-granted"
     server = own_server(env={"LANGBOT_BOX_ALLOW_UNSAFE_SOFT_STORAGE_LIMITS": "1"})
-    # One list for both: the times in it are of now.
-    asked = list(granted(workspace, str(tmp_path / "root")))
-    ours = await conversation(server.port, asked)
-    upstream = await conversation(theirs_granting, asked)
+    # One list for both servers, because it contains the current time.
+    requests = list(granted(workspace, str(tmp_path / "root")))
+    ours = await conversation(server.port, requests)
+    upstream = await conversation(theirs_granting, requests)
     assert len(ours) > 45
     same(ours, upstream)
 
 
-@pytest.mark.parametrize("whose", ["ours", "theirs"])
-async def test_a_call_is_cancelled_from_its_own_workspace_only(request, theirs, server, tmp_path, context, whose):
-    """The same conversation with both: what is cancelled is never answered."""
-    port = server.port if whose == "ours" else theirs
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+async def test_a_call_is_cancelled_from_its_own_workspace_only(request, theirs, server, tmp_path, context, side):
+    """Runs the same conversation with both servers: a cancelled call is never answered."""
+    port = server.port if side == "ours" else theirs
     here = context.model_dump(exclude_none=True)
     elsewhere = {**here, "workspace_uuid": here["workspace_uuid"] + "-other"}
     headers = {"X-LangBot-Instance-Id": INSTANCE, "X-LangBot-Box-Control-Token": TOKEN}
-    place = tmp_path / "place"
-    place.mkdir()
-    mark = spec(cmd="touch begun; sleep 1.5; echo still > f", host_path=str(place))
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    mark = spec(cmd="touch started; sleep 1.5; echo still > f", host_path=str(workspace))
     async with websockets.connect(f"ws://127.0.0.1:{port}/rpc/ws", additional_headers=headers, proxy=None) as socket:
 
         async def ask(seq_id, action, data, context):
@@ -458,13 +458,13 @@ async def test_a_call_is_cancelled_from_its_own_workspace_only(request, theirs, 
             assert (answer["seq_id"], answer["code"]) == (seq_id, 0), answer
             return answer["data"]
 
-        await ask(1, "box_exec", spec(cmd="true", host_path=str(place)), here)
+        await ask(1, "box_exec", spec(cmd="true", host_path=str(workspace)), here)
         await socket.send(json.dumps({"seq_id": 2, "action": "box_exec", "data": mark, "context": here}))
-        await exists(place / "begun")
+        await exists(workspace / "started")
         assert await ask(3, "__cancel_action", {"seq_id": 2}, elsewhere) == {"cancelled": False}
         assert await ask(4, "__cancel_action", {"seq_id": 2}, here) == {"cancelled": True}
-        # The box is free again, and what was cancelled has ended.
-        assert (await ask(6, "box_exec", spec(cmd="sleep 1.5; ls", host_path=str(place)), here))["stdout"] == "begun"
+        # The cancelled call has ended, so the box is free again.
+        assert (await ask(6, "box_exec", spec(cmd="sleep 1.5; ls", host_path=str(workspace)), here))["stdout"] == "started"
         newer = {**here, "placement_generation": 2}
         assert await ask(7, "__cancel_action", {"seq_id": 2}, newer) == {"cancelled": False}
         await socket.send(json.dumps({"seq_id": 8, "action": "box_get_sessions", "data": {}, "context": here}))

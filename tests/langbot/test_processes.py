@@ -72,7 +72,7 @@ async def refused(client, context, name: str = "default", **more):
     return error.value.response
 
 
-async def test_processes_start_are_told_of_and_stop(client, context):
+async def test_processes_start_are_listed_and_stop(client, context):
     await client.create_session(spec(), action_context=context)
     started = await client.start_managed_process(
         "s1", process("echo oops >&2; cat", process_id="a", env={"B": "1", "A": "2"}), action_context=context
@@ -80,18 +80,18 @@ async def test_processes_start_are_told_of_and_stop(client, context):
     assert (started.session_id, started.process_id, started.status) == ("s1", "a", BoxManagedProcessStatus.RUNNING)
     assert (started.command, started.env_keys, started.attached) == ("sh", ["A", "B"], False)
     await client.start_managed_process("s1", process("exit 7", process_id="b"), action_context=context)
-    ended = told = None
+    ended = info = None
 
-    async def both_told() -> bool:
-        nonlocal ended, told
+    async def both_listed() -> bool:
+        nonlocal ended, info
         ended = await client.get_managed_process("s1", "b", action_context=context)
-        told = await client.get_managed_process("s1", "a", action_context=context)
-        return ended.status == BoxManagedProcessStatus.EXITED and bool(told.stderr_preview)
+        info = await client.get_managed_process("s1", "a", action_context=context)
+        return ended.status == BoxManagedProcessStatus.EXITED and bool(info.stderr_preview)
 
-    await eventually(both_told)
+    await eventually(both_listed)
     assert (ended.status, ended.exit_code) == (BoxManagedProcessStatus.EXITED, 7)
     assert ended.exited_at is not None
-    assert told.stderr_preview == "oops"
+    assert info.stderr_preview == "oops"
     found = await client.get_session("s1", action_context=context)
     assert set(found["managed_processes"]) == {"a", "b"}
     assert "managed_process" not in found
@@ -131,9 +131,9 @@ async def test_the_relay_is_framed_by_line(client, context):
 
 async def test_a_process_outlives_its_relay_and_loses_nothing(client, context):
     await client.create_session(spec(), action_context=context)
-    # It says "two" only when nobody is attached: what is said to a relay that is closing has been delivered.
-    says = "read line; echo $line; read line; until [ -e /tmp/go ]; do sleep 0.05; done; echo $line; exec cat"
-    await client.start_managed_process("s1", process(says), action_context=context)
+    # The process prints "two" only while no relay is attached: output sent to a closing relay counts as delivered.
+    script = "read line; echo $line; read line; until [ -e /tmp/go ]; do sleep 0.05; done; echo $line; exec cat"
+    await client.start_managed_process("s1", process(script), action_context=context)
     async with attach(client, context) as relay:
         await relay.send("one")
         assert await relay.recv() == "one"
@@ -164,7 +164,7 @@ async def test_the_end_of_a_process_closes_its_relay(client, context):
     }
 
 
-async def test_a_second_attacher_is_refused_with_a_reason(client, context):
+async def test_a_second_relay_is_refused_with_a_reason(client, context):
     await client.create_session(spec(), action_context=context)
     await client.start_managed_process("s1", process("exec cat"), action_context=context)
     async with attach(client, context) as relay:
@@ -177,7 +177,7 @@ async def test_a_second_attacher_is_refused_with_a_reason(client, context):
         pass
 
 
-async def test_strangers_are_told_nothing(client, context):
+async def test_unauthorized_callers_get_no_details(client, context):
     await client.create_session(spec(), action_context=context)
     await client.start_managed_process("s1", process("exec cat"), action_context=context)
     for headers in (
@@ -193,14 +193,14 @@ async def test_strangers_are_told_nothing(client, context):
     assert json.loads(missing.body)["error"]["code"] == "BoxManagedProcessNotFoundError"
 
 
-async def test_a_relay_that_nobody_reads_holds_the_process_up_and_nothing_is_lost(server, context):
+async def test_an_unread_relay_blocks_the_process_and_loses_nothing(server, context):
     async with connected(websocket(server)) as client:
         client.relay_port = server.port
         await client.create_session(spec(), action_context=context)
         lines = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); echo \"line number $i of many\"; done"
         await client.start_managed_process("s1", process(lines), action_context=context)
         async with attach(client, context) as relay:
-            # Time to fill what is between them; that it has is not seen from here.
+            # Give the process time to fill the buffers, which the test cannot observe.
             await asyncio.sleep(1)
             for number in range(1, 200_001):
                 assert await relay.recv() == f"line number {number} of many"
@@ -234,17 +234,17 @@ async def test_a_real_mcp_server_is_driven_by_langbots_own_client(client, contex
             assert large.content[0].text == "0123456789ä" * 15_000
             batch = await asyncio.gather(*(session.call_tool("add", {"a": n, "b": 1}) for n in range(50)))
             assert [answer.content[0].text for answer in batch] == [str(n + 1) for n in range(50)]
-    told = await client.get_managed_process("s1", "mcp", action_context=context)
-    assert told.status == BoxManagedProcessStatus.RUNNING
-    assert "serving" in told.stderr_preview
-    # It is attached to again, by the same client, after that one has gone.
+    info = await client.get_managed_process("s1", "mcp", action_context=context)
+    assert info.status == BoxManagedProcessStatus.RUNNING
+    assert "serving" in info.stderr_preview
+    # The same client attaches again after the first relay has ended.
     async with authenticated_websocket_client(url, headers_of(context)) as (read, write):
         async with ClientSession(read, write) as session:
             await asyncio.wait_for(session.initialize(), 60)
             assert (await session.call_tool("add", {"a": 2, "b": 2})).content[0].text == "4"
 
 
-async def test_over_stdio_a_taken_port_only_costs_the_relay(tmp_path, context, server):
+async def test_stdio_runs_without_relays_if_the_port_is_taken(tmp_path, context, server):
     async with connected(stdio(tmp_path, server.port)) as client:
         assert (await client.execute(spec(cmd="echo on"), action_context=context)).stdout == "on"
         await client.start_managed_process("s1", process("exec cat"), action_context=context)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Workspaces:
-    """What the service asks of the application: which placement a workspace has."""
+    """The part of the application that the service uses: the placement of a workspace."""
 
     instance_uuid = INSTANCE
 
@@ -45,8 +45,10 @@ def langbot_environment(monkeypatch, tmp_path):
 
 @pytest.fixture(params=["endpoint", "child"])
 def service(request, langbot_environment, tmp_path):
-    """The service, connected by the endpoint setting; or over pipes to the child it starts, which is ours by a
-    `sitecustomize` that sees the command line of LangBot's own."""
+    """The service, connected by its endpoint setting, or over pipes to the child that it starts.
+
+    A `sitecustomize` module replaces that child with `boxd`.
+    """
     root = tmp_path / "data"
     if request.param == "endpoint":
         endpoint = f"ws://127.0.0.1:{request.getfixturevalue('server').port}"
@@ -65,7 +67,7 @@ def service(request, langbot_environment, tmp_path):
         )
     )
     langbot_environment.setenv("PYTHONPATH", str(hook))
-    # In a container it would look for a server of another name.
+    # In a container, LangBot would look for a server with another name.
     langbot_environment.setattr("langbot.pkg.utils.platform.get_platform", lambda: "linux")
     made = BoxService(application(root))
     made._runtime_connector._relay_port = free_port()
@@ -91,9 +93,9 @@ async def test_the_service_executes_truncates_and_reports(service, tmp_path):
         files = list((tmp_path / "data" / "default" / "tenants").glob("ws-*/f"))
         assert [file.read_text() for file in files] == ["hello\n"]
         long = await service.execute_in_context(here, {"cmd": "seq 1 5000", "session_id": "runner-1"})
-        told = service._serialize_result(long)
-        assert told["stdout_truncated"] and len(told["stdout"]) <= 4000
-        assert "characters truncated" in told["stdout"]
+        result = service._serialize_result(long)
+        assert result["stdout_truncated"] and len(result["stdout"]) <= 4000
+        assert "characters truncated" in result["stdout"]
         status = await service.get_status(here)
         assert (status["available"], status["active_sessions"]) == (True, 1)
         assert len(await service.get_sessions(here)) == 1
@@ -138,7 +140,7 @@ async def test_the_heartbeat_of_the_connector_is_answered(server, langbot_enviro
         application(tmp_path / "data", f"ws://127.0.0.1:{server.port}"), runtime_disconnect_callback=disconnected
     )
     await made.initialize()
-    # Time for many of them; how many does not matter.
+    # Time for several heartbeats; the exact number does not matter.
     await asyncio.sleep(1)
     await made.ping()
     assert lost == []

@@ -13,7 +13,7 @@ from langbot_plugin.entities.io.context import ActionContext
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_session_is_made_found_listed_and_deleted(client, context):
+async def test_a_session_is_created_found_listed_and_deleted(client, context):
     made = await client.create_session(spec(cmd="", persistent=True, memory_mb=256), action_context=context)
     assert (made["session_id"], made["status"], made["persistent"], made["memory_mb"]) == ("s1", "idle", True, 256)
     found = await client.get_session("s1", action_context=context)
@@ -60,7 +60,7 @@ async def test_other_mounts_are_a_conflict_that_preserves_the_session(client, co
     assert (await client.execute(spec(cmd="echo on"), action_context=context)).stdout == "on"
 
 
-async def test_what_is_not_there_is_told_by_its_physical_name(client, context):
+async def test_a_missing_session_is_reported_by_its_physical_name(client, context):
     physical = namespace_session_id(context, "none")
     for call in (
         client.get_session("none", action_context=context),
@@ -81,7 +81,7 @@ async def test_what_is_not_there_is_told_by_its_physical_name(client, context):
 
 
 @pytest.mark.parametrize("path", ["/", "/etc", "/proc/1", "/root", "/run", "/var/run", "/dev", "/sys", "/boot"])
-async def test_blocked_places_are_not_mounted(server, context, path):
+async def test_blocked_directories_are_not_mounted(server, context, path):
     async with connected(websocket(server)) as client:
         with pytest.raises(errors.BoxValidationError, match="is blocked for security"):
             await client.execute(spec(host_path=path), action_context=context)
@@ -90,14 +90,14 @@ async def test_blocked_places_are_not_mounted(server, context, path):
             await client.execute(spec(extra_mounts=[mount]), action_context=context)
 
 
-async def test_a_link_to_a_blocked_place_is_not_mounted(server, context, tmp_path: pathlib.Path):
+async def test_a_link_to_a_blocked_directory_is_not_mounted(server, context, tmp_path: pathlib.Path):
     (tmp_path / "link").symlink_to("/etc")
     async with connected(websocket(server)) as client:
         with pytest.raises(errors.BoxValidationError, match="is blocked for security"):
             await client.execute(spec(host_path=str(tmp_path / "link")), action_context=context)
 
 
-async def test_capacity_is_langbots_to_say(own_server, context):
+async def test_langbot_sets_the_capacity(own_server, context):
     server = own_server()
     async with connected(websocket(server)) as client:
         await client.init({"limits": {"max_sessions": 2, "max_managed_processes": 1}})
@@ -118,7 +118,7 @@ async def test_capacity_is_langbots_to_say(own_server, context):
         await client.start_managed_process("b", sleeps, action_context=context)
 
 
-async def test_a_configuration_is_tolerated_repeated_and_bounded(own_server, tmp_path):
+async def test_a_configuration_can_be_repeated_and_is_limited(own_server, tmp_path):
     async with connected(websocket(own_server())) as client:
         root = tmp_path / "data" / "box"
         config = {
@@ -144,23 +144,23 @@ async def test_a_configuration_is_tolerated_repeated_and_bounded(own_server, tmp
             await client.init(outside)
 
 
-async def test_the_unsafe_backend_is_refused_where_anybody_can_connect(own_server):
+async def test_the_host_backend_requires_a_guarded_connection(own_server):
     async with connected(websocket(own_server(token=""))) as client:
         with pytest.raises(errors.BoxValidationError, match="LANGBOT_BOX_CONTROL_TOKEN"):
             await client.init({"backend": "host"})
         assert (await client.get_backend_info())["name"] == "native"
 
 
-async def test_whoever_is_not_langbot_is_under_the_policy(own_server, context, tmp_path):
-    """Without LangBot's token anybody of this machine may have come: they choose no directories of it."""
+async def test_other_callers_are_subject_to_the_policy(own_server, context, tmp_path):
+    """Without LangBot's token any local caller may connect, and such a caller chooses no host directories."""
 
     (tmp_path / "secret").mkdir()
     (tmp_path / "shared").mkdir()
-    asked = {"cmd": "touch /workspace/was-here", "host_path_mode": "rw"}
+    request = {"cmd": "touch /workspace/was-here", "host_path_mode": "rw"}
 
     async def execute(server, name):
         async with connected(websocket(server)) as client:
-            return await client.execute(spec(host_path=str(tmp_path / name), **asked), action_context=context)
+            return await client.execute(spec(host_path=str(tmp_path / name), **request), action_context=context)
 
     stranger = own_server(token="")
     with pytest.raises(errors.BoxValidationError, match="no allowed_host_mount_roots"):
@@ -179,14 +179,14 @@ async def test_whoever_is_not_langbot_is_under_the_policy(own_server, context, t
     assert [path.name for path in (tmp_path / "secret").iterdir()] == ["was-here"]
 
 
-async def test_both_sides_find_that_they_see_the_same_workspace(client, tmp_path):
+async def test_the_shared_workspace_is_verified(client, tmp_path):
     import hashlib
 
     await client.init({"local": {"host_root": str(tmp_path)}})
     name = ".langbot-box-volume-probe-" + "0123456789abcdef" * 2
     (tmp_path / "default" / name).write_bytes(b"challenge")
-    told = await client.verify_shared_workspace(name)
-    assert told == {"marker_name": name, "sha256": hashlib.sha256(b"challenge").hexdigest(), "size": 9}
+    result = await client.verify_shared_workspace(name)
+    assert result == {"marker_name": name, "sha256": hashlib.sha256(b"challenge").hexdigest(), "size": 9}
     for bad in ("../x", name[:-1], ".langbot-box-volume-probe-" + "f" * 32):
         with pytest.raises(errors.BoxReadinessError):
             await client.verify_shared_workspace(bad)
@@ -196,20 +196,20 @@ async def test_a_workspace_is_measured(client, context, tmp_path):
     from langbot_plugin.box.tenancy import box_namespace
 
     await client.init({"local": {"host_root": str(tmp_path)}})
-    place = tmp_path / "default" / "tenants" / box_namespace(context)
-    (place / "inbox").mkdir(parents=True)
-    (place / "inbox" / "a").write_bytes(b"x" * 1000)
+    workspace = tmp_path / "default" / "tenants" / box_namespace(context)
+    (workspace / "inbox").mkdir(parents=True)
+    (workspace / "inbox" / "a").write_bytes(b"x" * 1000)
     await client.execute(spec(cmd="head -c 100000 /dev/zero > /workspace/z"), action_context=context)
-    told = await client.get_storage_analysis(action_context=context)
-    found = {directory["key"]: directory for directory in told["directories"]}
+    result = await client.get_storage_analysis(action_context=context)
+    found = {directory["key"]: directory for directory in result["directories"]}
     assert found["workspace"]["size_bytes"] == found["inbox"]["size_bytes"] == 1000
     assert found["session_workspaces"]["size_bytes"] >= 100_000
-    assert told["active_sessions"] == 1
-    roots = [directory for directory in told["directories"] if directory["kind"] == "root"]
-    assert told["size_bytes"] == sum(directory["size_bytes"] for directory in roots)
+    assert result["active_sessions"] == 1
+    roots = [directory for directory in result["directories"] if directory["kind"] == "root"]
+    assert result["size_bytes"] == sum(directory["size_bytes"] for directory in roots)
 
 
-async def test_shutdown_ends_every_session_and_the_server_goes_on(own_server, context):
+async def test_shutdown_deletes_every_session_and_the_server_stays_up(own_server, context):
     async with connected(websocket(own_server())) as client:
         await asyncio.gather(
             *(client.execute(spec(session_id=f"s{n}"), action_context=context) for n in range(4)),
@@ -223,18 +223,18 @@ async def test_shutdown_ends_every_session_and_the_server_goes_on(own_server, co
 
 
 async def test_a_delete_waits_for_the_exec_that_runs(client, context, tmp_path):
-    (tmp_path / "place").mkdir()
-    place = {"host_path": str(tmp_path / "place")}
-    await client.create_session(spec(**place), action_context=context)
-    begun = asyncio.get_running_loop().time()
+    (tmp_path / "workspace").mkdir()
+    workspace = {"host_path": str(tmp_path / "workspace")}
+    await client.create_session(spec(**workspace), action_context=context)
+    started = asyncio.get_running_loop().time()
     running = asyncio.create_task(
-        client.execute(spec(cmd="touch begun; sleep 1; echo done", **place), action_context=context)
+        client.execute(spec(cmd="touch started; sleep 1; echo done", **workspace), action_context=context)
     )
-    await exists(tmp_path / "place" / "begun")
+    await exists(tmp_path / "workspace" / "started")
     assert (await client.get_session("s1", action_context=context))["status"] == "running"
     await client.delete_session("s1", action_context=context)
-    assert asyncio.get_running_loop().time() - begun >= 1
-    # The two answers may overtake each other.
+    assert asyncio.get_running_loop().time() - started >= 1
+    # The two answers may arrive in either order.
     assert (await running).stdout == "done"
 
 

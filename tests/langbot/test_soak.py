@@ -48,7 +48,7 @@ async def test_ten_thousand_calls_with_random_cuts(server, context):
                 cut += 1
                 client.handler.conn.websocket.transport.abort()
                 for outcome in await work_of_all:
-                    # A call that was under way is told so, and nothing else happens to it.
+                    # A call in progress fails with the lost connection, and with nothing else.
                     lost = (BoxError, ConnectionClosedError, ActionCallError)
                     assert outcome is None or isinstance(outcome, lost), outcome
                     assert outcome is None or "closed" in str(outcome).lower(), outcome
