@@ -1,12 +1,12 @@
 //! The command line: options, arguments and subcommands.
 
-mod making;
+mod box_options;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
-pub(crate) use self::making::{BoxOptions, RunArguments, ShellArguments};
+pub(crate) use self::box_options::{BoxOptions, RunArgs, ShellArgs};
 use crate::complete;
 
 /// Run commands in isolated boxes.
@@ -15,7 +15,7 @@ use crate::complete;
 #[derive(Debug, Parser)]
 #[command(name = "boxd", version = crate::version::SHORT, long_version = crate::version::LONG, after_help = EXAMPLES,
     max_term_width = 100)]
-pub(crate) struct Arguments {
+pub(crate) struct Cli {
     /// Print JSON instead of text, for errors too
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
@@ -47,46 +47,46 @@ Examples:
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a command in a box
-    Run(Box<RunArguments>),
+    Run(Box<RunArgs>),
     /// Serve boxes over sockets and HTTP
-    Serve(ServeArguments),
+    Serve(ServeArgs),
     /// Serve boxes to the parent process over stdin and stdout
-    Stdio(StdioArguments),
+    Stdio(StdioArgs),
     /// List boxes, or the commands of a box
     #[command(visible_alias = "ls")]
-    Ps(PsArguments),
+    Ps(PsArgs),
     /// Show details of a box or command
-    Inspect(TargetArguments),
+    Inspect(TargetArgs),
     /// Run a command in an existing box
-    Exec(Box<ExecArguments>),
+    Exec(Box<ExecArgs>),
     /// Open an interactive shell in a box
-    Shell(Box<ShellArguments>),
+    Shell(Box<ShellArgs>),
     /// Print the output of a command
-    Logs(LogsArguments),
+    Logs(LogsArgs),
     /// Copy files between a box and this machine
-    Cp(CpArguments),
+    Cp(CpArgs),
     /// Print an HTTP address for a port of a box
-    Port(PortArguments),
-    /// Show resource usage of boxes, live
-    Stats(StatsArguments),
+    Port(PortArgs),
+    /// Show live resource usage of boxes
+    Stats(StatsArgs),
     /// Pause all processes in a box
-    Pause(BoxesArguments),
+    Pause(BoxesArgs),
     /// Resume a paused box
-    Resume(BoxesArguments),
+    Resume(BoxesArgs),
     /// Stop all processes in a box and keep its files
-    Stop(BoxesArguments),
+    Stop(BoxesArgs),
     /// Start a stopped box
-    Start(BoxesArguments),
+    Start(BoxesArgs),
     /// Kill a command, or every command in a box
-    Kill(KillArguments),
+    Kill(KillArgs),
     /// Wait for a command and exit with its exit code
-    Wait(WaitArguments),
+    Wait(WaitArgs),
     /// Delete boxes and their files
-    Rm(RmArguments),
+    Rm(RmArgs),
     /// Check whether this machine can run boxes
     Doctor,
     /// Show or check the configuration
-    Config(ConfigArguments),
+    Config(ConfigArgs),
     /// Print version information
     Version,
     /// Print a shell completion script
@@ -95,15 +95,15 @@ pub(crate) enum Command {
         shell: clap_complete::Shell,
     },
     /// Print the manual page: boxd man | man -l -
-    Man(ManArguments),
+    Man(ManArgs),
 }
 
-/// The program to run: a shell text, or an argument vector after `--`.
+/// The program to run: a shell script, or an argument vector after `--`.
 #[derive(Debug, Args)]
 pub(crate) struct Program {
-    /// Text to run in the shell of the box
+    /// Shell script to run, as one argument
     #[arg(
-        value_name = "TEXT",
+        value_name = "SCRIPT",
         required_unless_present = "argv",
         conflicts_with = "argv"
     )]
@@ -115,7 +115,7 @@ pub(crate) struct Program {
 
 /// How a command runs: environment, directory, user, time and terminal.
 #[derive(Debug, Default, Args)]
-pub(crate) struct Manner {
+pub(crate) struct ExecOptions {
     /// Set an environment variable; NAME alone inherits its value
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
@@ -123,7 +123,7 @@ pub(crate) struct Manner {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
     /// Kill the command after this time (90, 1.5m, 2h); exit code 124
-    #[arg(long, value_name = "TIME", value_parser = crate::values::time)]
+    #[arg(long, value_name = "TIME", value_parser = crate::values::duration)]
     pub(crate) timeout: Option<std::time::Duration>,
     /// Run as this user
     #[arg(short, long, value_name = "USER")]
@@ -141,21 +141,21 @@ pub(crate) struct Manner {
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
-  boxd serve                                             listen on a Unix socket of this user
-  boxd serve --http 127.0.0.1:7080                       and on HTTP, loopback only
-  boxd serve --http 0.0.0.0:7080 --token-file tokens     and on HTTP for remote callers with a token
+  boxd serve                                             listen on a Unix socket for this user only
+  boxd serve --http 127.0.0.1:7080                       also listen on HTTP, loopback only
+  boxd serve --http 0.0.0.0:7080 --token-file tokens     also listen on HTTP, for callers with a token
 When the server is ready, it prints one line with the addresses it listens on.";
 
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
-pub(crate) struct ServeArguments {
+pub(crate) struct ServeArgs {
     /// Listen for RPC on this endpoint; repeatable
     #[arg(long, value_name = "ENDPOINT")]
     pub(crate) listen: Vec<String>,
     /// Listen for HTTP on this address
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
-    /// Serve LangBot on this address [default: port 5410 of loopback, or of all addresses with a token]
+    /// Serve LangBot on this address [default: port 5410, on loopback unless a token is set]
     #[arg(long, value_name = "HOST:PORT", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) langbot: Option<String>,
     /// Keep boxes and their logs in this directory
@@ -182,7 +182,7 @@ pub(crate) struct ConfigFile {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ManArguments {
+pub(crate) struct ManArgs {
     /// Print the page of this command instead
     #[arg(value_name = "COMMAND")]
     pub(crate) command: Option<String>,
@@ -192,7 +192,7 @@ pub(crate) struct ManArguments {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct StdioArguments {
+pub(crate) struct StdioArgs {
     /// Serve the LangBot instance of `LANGBOT_BOX_TRUSTED_INSTANCE_UUID`
     #[arg(long)]
     pub(crate) langbot: bool,
@@ -204,17 +204,17 @@ pub(crate) struct StdioArguments {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct PsArguments {
+pub(crate) struct PsArgs {
     /// Print only ids, one per line
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// Box to list the commands of
+    /// Box whose commands to list
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) name: Option<String>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct TargetArguments {
+pub(crate) struct TargetArgs {
     /// Box, or command of a box
     #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]")]
     pub(crate) target: String,
@@ -227,34 +227,34 @@ Examples:
   boxd exec --shell s work 'cd /tmp; export A=b'
   boxd exec --shell s work 'pwd; echo $A'    run in the same shell
   boxd exec --detach work 'make all'         print BOX/COMMAND for logs, kill and wait")]
-pub(crate) struct ExecArguments {
+pub(crate) struct ExecArgs {
     /// Box to run the command in
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) program: Program,
     #[command(flatten)]
-    pub(crate) manner: Manner,
+    pub(crate) exec_options: ExecOptions,
     /// Run in the background and print BOX/COMMAND
     #[arg(short, long, conflicts_with = "tty")]
     pub(crate) detach: bool,
-    /// Run the text in this named shell, which keeps `cd` and `export`
+    /// Run the script in this named shell, which keeps `cd` and `export`
     #[arg(long, value_name = "NAME", conflicts_with_all = ["detach", "tty", "argv", "user"])]
     pub(crate) shell: Option<String>,
-    /// Set the command's id; if the same command exists, read it instead of starting it
+    /// Set the command id; if the same command exists, read its output instead
     #[arg(long, value_name = "ID")]
     pub(crate) id: Option<String>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct LogsArguments {
-    /// Command, or a box for its last command
+pub(crate) struct LogsArgs {
+    /// Command, or box whose last command to read
     #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]")]
     pub(crate) target: String,
     /// Follow the output until the command ends
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Print only the last lines
+    /// Print only the last LINES lines
     #[arg(short = 'n', long, value_name = "LINES")]
     pub(crate) tail: Option<usize>,
 }
@@ -265,38 +265,38 @@ Examples:
   boxd cp report.csv work:/workspace/
   boxd cp work:/workspace/out .           copy a directory with its contents
   boxd cp - work:/tmp/input < data        copy from stdin
-boxd copies a symbolic link as a link. To copy the directory that a link points to, end the path with /.")]
-pub(crate) struct CpArguments {
+cp copies a symbolic link as a link. To copy the directory that a link points to, end the path with /.")]
+pub(crate) struct CpArgs {
     /// Local path, BOX:PATH, or - for stdin
-    #[arg(add = complete::places(), value_name = "FROM")]
+    #[arg(add = complete::copy_paths(), value_name = "FROM")]
     pub(crate) from: String,
     /// Local path, BOX:PATH, or - for stdout
-    #[arg(add = complete::places(), value_name = "TO")]
+    #[arg(add = complete::copy_paths(), value_name = "TO")]
     pub(crate) to: String,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The address is a credential: anyone with it can use the port without a token. It expires with the box, or after --for.
+The address is a credential: anyone with it can use the port without a token. It expires when the box ends, or after --for.
 The server must listen on HTTP: boxd serve --http 127.0.0.1:7080
 
 Example:
   boxd exec --detach work 'python3 -m http.server 8000'
   curl $(boxd port work 8000)")]
-pub(crate) struct PortArguments {
-    /// Box that listens on the port
+pub(crate) struct PortArgs {
+    /// Box with a server on the port
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) name: String,
     /// Port inside the box
     #[arg(value_name = "PORT")]
     pub(crate) port: std::num::NonZeroU16,
-    /// Expire the address after this time (90, 1.5m, 2h) [default: with the box]
-    #[arg(long = "for", value_name = "TIME", value_parser = crate::values::time)]
-    pub(crate) lasting: Option<std::time::Duration>,
+    /// Expire the address after this time (90, 1.5m, 2h) [default: when the box ends]
+    #[arg(long = "for", value_name = "TIME", value_parser = crate::values::duration)]
+    pub(crate) expires_after: Option<std::time::Duration>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct StatsArguments {
+pub(crate) struct StatsArgs {
     /// Boxes to show [default: all]
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) names: Vec<String>,
@@ -306,15 +306,15 @@ pub(crate) struct StatsArguments {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct BoxesArguments {
-    /// Boxes by name
+pub(crate) struct BoxesArgs {
+    /// Names of the boxes
     #[arg(add = complete::boxes(), value_name = "BOX", required = true)]
     pub(crate) names: Vec<String>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct KillArguments {
-    /// Commands, or boxes for all their commands
+pub(crate) struct KillArgs {
+    /// Commands, or boxes whose commands to kill
     #[arg(add = complete::targets(), value_name = "BOX[/COMMAND]", required = true)]
     pub(crate) targets: Vec<String>,
     /// Signal to send
@@ -323,14 +323,14 @@ pub(crate) struct KillArguments {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct WaitArguments {
+pub(crate) struct WaitArgs {
     /// Command to wait for
     #[arg(add = complete::targets(), value_name = "BOX/COMMAND")]
     pub(crate) target: String,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct RmArguments {
+pub(crate) struct RmArgs {
     /// Boxes to delete
     #[arg(add = complete::boxes(), value_name = "BOX", required_unless_present = "all")]
     pub(crate) names: Vec<String>,
@@ -343,9 +343,9 @@ pub(crate) struct RmArguments {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ConfigArguments {
+pub(crate) struct ConfigArgs {
     #[command(subcommand)]
-    pub(crate) what: ConfigCommand,
+    pub(crate) command: ConfigCommand,
     /// Read this configuration file [default: /etc/boxd/boxd.toml if it exists]
     #[arg(
         long,

@@ -15,11 +15,11 @@ use box_rpc::CallError;
 use futures::{Stream, StreamExt as _};
 use tokio::sync::watch;
 
-use crate::args::Manner;
+use crate::args::ExecOptions;
 use crate::output;
-use crate::said::{self, Piece};
 use crate::signals::{self, Signals};
-use crate::terminal::{self, Raw};
+use crate::stream_output::{self, OutputChunk};
+use crate::terminal::{self, RawMode};
 
 /// The size of one read from stdin.
 const INPUT_BYTES: usize = 32 * 1024;
@@ -27,22 +27,26 @@ const INPUT_BYTES: usize = 32 * 1024;
 /// The interval at which the end of input is sent again on a terminal.
 ///
 /// A shell that was taking over the terminal misses the first one.
-const INPUT_ENDS_AGAIN: Duration = Duration::from_secs(1);
+const EOF_RETRY: Duration = Duration::from_secs(1);
 
 /// How long a command without a reader keeps running after a lost connection.
-const ALONE: Duration = Duration::from_mins(1);
+const UNATTENDED_LIMIT: Duration = Duration::from_mins(1);
 
 /// The interval at which input is sent again while the server is unreachable.
-const INPUT_AGAIN: Duration = Duration::from_millis(200);
+const INPUT_RETRY: Duration = Duration::from_millis(200);
 
 /// Starts a command and follows it to its end.
-pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) -> Result<Exit> {
-    let tty = manner.tty;
+pub(crate) async fn run(
+    command: CommandBuilder,
+    exec_options: &ExecOptions,
+    json: bool,
+) -> Result<Exit> {
+    let tty = exec_options.tty;
     let mut command = command
         .kill_on_disconnect()
-        .idle_limit(ALONE)
+        .idle_limit(UNATTENDED_LIMIT)
         .capture_limit(0);
-    if !manner.no_stdin {
+    if !exec_options.no_stdin {
         command = command.with_input();
     }
     if !json {
@@ -52,35 +56,35 @@ pub(crate) async fn run(command: CommandBuilder, manner: &Manner, json: bool) ->
         let (cols, rows) = terminal::size().unwrap_or((80, 24));
         let term = std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned());
         command = command.terminal(cols, rows).env("TERM", term);
-        Raw::enter()?
+        RawMode::enter()?
     } else {
         None
     };
-    let ended = stay(command.start(), manner, json).await;
+    let ended = forward_until_exit(command.start(), exec_options, json).await;
     drop(raw);
-    ended?.unwrap_or_else(|signal| signals::leave(signal))
+    ended?.unwrap_or_else(|signal| signals::exit_by_signal(signal))
 }
 
 /// Runs a text in a shell without a terminal and follows it to its end.
 pub(crate) async fn run_in_shell(
     mut run: ShellRunBuilder,
-    manner: &Manner,
+    exec_options: &ExecOptions,
     json: bool,
 ) -> Result<Exit> {
-    if !manner.no_stdin {
+    if !exec_options.no_stdin {
         run = run.with_input();
     }
     if !json {
         run = run.bytes();
     }
-    let ended = stay(run.start(), manner, json).await;
-    ended?.unwrap_or_else(|signal| signals::leave(signal))
+    let ended = forward_until_exit(run.start(), exec_options, json).await;
+    ended?.unwrap_or_else(|signal| signals::exit_by_signal(signal))
 }
 
 /// Follows a command until it ends, or until a signal cannot be forwarded to it.
-async fn stay(
+async fn forward_until_exit(
     starting: impl Future<Output = Result<CommandHandle, ClientError>>,
-    manner: &Manner,
+    exec_options: &ExecOptions,
     json: bool,
 ) -> Result<Result<Result<Exit>, i32>> {
     let (started, control) = watch::channel(None);
@@ -88,18 +92,18 @@ async fn stay(
     let running = async {
         let handle = starting.await?;
         started.send_replace(Some(handle.control()));
-        follow(handle, manner.tty, !manner.no_stdin, json).await
+        follow(handle, exec_options.tty, !exec_options.no_stdin, json).await
     };
     Ok(tokio::select! {
         ended = running => Ok(ended),
-        signal = signals.pass(control, manner.tty) => Err(signal),
+        signal = signals.forward(control, exec_options.tty) => Err(signal),
     })
 }
 
 /// Forwards input and output until the command ends.
 async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) -> Result<Exit> {
-    let input = input.then(|| tokio::spawn(pass_input(command.control(), tty)));
-    let losses = tokio::spawn(tell_of_losses(
+    let input = input.then(|| tokio::spawn(forward_input(command.control(), tty)));
+    let losses = tokio::spawn(report_connection_losses(
         command.control().connection_lost(),
         tty,
         json,
@@ -115,7 +119,7 @@ async fn follow(mut command: CommandHandle, tty: bool, input: bool, json: bool) 
         return Err(error);
     }
     let exit = command.exit().await?;
-    output::tell_adjusted(&command.adjusted());
+    output::report_adjusted(&command.adjusted());
     Ok(exit)
 }
 
@@ -139,26 +143,26 @@ pub(crate) fn print_chunk(chunk: Chunk, json: bool) -> Result<()> {
             at,
             data,
         } => {
-            let piece = Piece {
+            let chunk = OutputChunk {
                 stream,
                 offset,
                 at,
                 data: &data,
             };
-            said::piece(json, piece)?;
+            stream_output::print_chunk(json, chunk)?;
         }
         Chunk::Gap {
             stream,
             offset,
             bytes,
-        } => said::gap(json, stream, offset, bytes)?,
+        } => stream_output::print_gap(json, stream, offset, bytes)?,
         _ => {}
     }
     Ok(())
 }
 
 /// Reports a lost connection and the reconnect.
-async fn tell_of_losses(mut lost: watch::Receiver<bool>, tty: bool, json: bool) {
+async fn report_connection_losses(mut lost: watch::Receiver<bool>, tty: bool, json: bool) {
     while lost.changed().await.is_ok() {
         let text = if *lost.borrow_and_update() {
             "lost the connection to the server; the command still runs, and its output continues after the reconnect"
@@ -166,12 +170,12 @@ async fn tell_of_losses(mut lost: watch::Receiver<bool>, tty: bool, json: bool) 
             "reconnected to the server"
         };
         if json {
-            output::complain(&serde_json::json!({"notice": text}).to_string());
+            output::eprintln(&serde_json::json!({"notice": text}).to_string());
         } else if tty {
             // The terminal is raw.
-            output::complain(&format!("\r\nboxd: {text}\r"));
+            output::eprintln(&format!("\r\nboxd: {text}\r"));
         } else {
-            output::complain(&format!("boxd: {text}"));
+            output::eprintln(&format!("boxd: {text}"));
         }
     }
 }
@@ -179,8 +183,8 @@ async fn tell_of_losses(mut lost: watch::Receiver<bool>, tty: bool, json: bool) 
 /// Forwards stdin to the command.
 ///
 /// A separate thread reads stdin, because a read of a file or a terminal may block forever.
-async fn pass_input(command: CommandControl, tty: bool) {
-    let (sender, mut pieces) = tokio::sync::mpsc::channel::<Vec<u8>>(1);
+async fn forward_input(command: CommandControl, tty: bool) {
+    let (sender, mut chunks) = tokio::sync::mpsc::channel::<Vec<u8>>(1);
     std::thread::spawn(move || {
         let mut buffer = vec![0; INPUT_BYTES];
         loop {
@@ -193,23 +197,23 @@ async fn pass_input(command: CommandControl, tty: bool) {
             }
         }
     });
-    while let Some(piece) = pieces.recv().await {
+    while let Some(print_chunk) = chunks.recv().await {
         loop {
-            match command.send_input(piece.clone()).await {
+            match command.send_input(print_chunk.clone()).await {
                 Ok(()) => break,
                 // The server is unreachable. The reader decides when to give up.
                 Err(ClientError::Failed(CallError::NotSent(_))) => {
-                    tokio::time::sleep(INPUT_AGAIN).await;
+                    tokio::time::sleep(INPUT_RETRY).await;
                 }
                 // On a terminal the user presses the key again. In a pipe no byte may be lost or sent twice.
                 Err(ClientError::Failed(CallError::Lost(_))) if tty => break,
                 Err(ClientError::Failed(CallError::Lost(_))) => {
-                    output::complain(
+                    output::eprintln(
                         "boxd: lost the connection while sending input, so part of the input may be missing; killing the command when the server is back",
                     );
                     // Not `kill`, which ends the reading: the server is not back yet.
                     while let Err(ClientError::Failed(_)) = command.signal("KILL").await {
-                        tokio::time::sleep(INPUT_AGAIN).await;
+                        tokio::time::sleep(INPUT_RETRY).await;
                     }
                     return;
                 }
@@ -219,27 +223,27 @@ async fn pass_input(command: CommandControl, tty: bool) {
         }
     }
     while command.close_input().await.is_ok() && tty {
-        tokio::time::sleep(INPUT_ENDS_AGAIN).await;
+        tokio::time::sleep(EOF_RETRY).await;
     }
 }
 
 /// The hint for an existing box that ran out of memory.
-pub(crate) const MADE_WITH_MORE: &str = "; to get more, create a box with a higher --memory-mb";
+pub(crate) const RECREATE_HINT: &str = "; to get more, create a box with a higher --memory-mb";
 
 /// The hint for a box that ran out of memory.
-pub(crate) fn more_memory(there: &BoxHandle) -> &'static str {
-    if there.existed() {
-        MADE_WITH_MORE
+pub(crate) fn memory_hint(handle: &BoxHandle) -> &'static str {
+    if handle.existed() {
+        RECREATE_HINT
     } else {
         "; raise --memory-mb"
     }
 }
 
 /// Prints why a command was ended, with a hint for more time or memory.
-pub(crate) fn explain(exit: &Exit, more_time: &str, more_memory: &str) {
+pub(crate) fn report_abnormal_exit(exit: &Exit, time_hint: &str, memory_hint: &str) {
     let (why, more) = match exit.why {
-        ExitWhy::Timeout => ("command timed out", more_time),
-        ExitWhy::Oom => ("box ran out of memory", more_memory),
+        ExitWhy::Timeout => ("command timed out", time_hint),
+        ExitWhy::Oom => ("box ran out of memory", memory_hint),
         ExitWhy::Idle => (
             "command killed: no reader attached within its idle limit",
             "",
@@ -248,11 +252,11 @@ pub(crate) fn explain(exit: &Exit, more_time: &str, more_memory: &str) {
         ExitWhy::Lost => ("exit status unknown", ""),
         _ => return,
     };
-    output::complain(&format!("boxd: {why}{more}"));
+    output::eprintln(&format!("boxd: {why}{more}"));
 }
 
 /// The exit code for a command: its own, 128 plus the signal number, or 124 for a timeout.
-pub(crate) fn code_of(exit: &Exit) -> ExitCode {
+pub(crate) fn exit_code(exit: &Exit) -> ExitCode {
     let code = match (exit.why, exit.code, exit.signal) {
         (ExitWhy::Timeout | ExitWhy::Idle, ..) => 124,
         (_, Some(code), _) => code,

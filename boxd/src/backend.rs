@@ -11,12 +11,12 @@ use box_runtime::native::{NativeBackend, NativeConfig};
 use crate::config::{BackendChoice, Config};
 
 /// Runs the fork server of the native backend if this process was started as one. Call it before anything else.
-pub(crate) fn serve_if_asked() {
+pub(crate) fn run_fork_server_if_requested() {
     box_sys::serve_if_asked(box_agent::prepare);
 }
 
 /// The backend of this configuration. With a state directory its boxes outlive this process.
-pub(crate) fn of(config: &Config, state: Option<&Path>) -> Result<Arc<dyn Backend>> {
+pub(crate) fn from_config(config: &Config, state: Option<&Path>) -> Result<Arc<dyn Backend>> {
     match config.runtime.backend {
         BackendChoice::Auto | BackendChoice::Native => native(config, state),
     }

@@ -10,43 +10,43 @@ use box_protocol::{BoxId, BoxInfo, BoxState, CommandInfo, Role, UnixMs};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::args::{Arguments, BoxesArguments, PsArguments, RmArguments, TargetArguments};
-use crate::{FAILED, complaint, connect, output, values};
+use crate::args::{BoxesArgs, Cli, PsArgs, RmArgs, TargetArgs};
+use crate::{EXIT_FAILED, connect, error_report, output, values};
 
 /// `boxd ps`.
-pub(crate) async fn ps(arguments: &Arguments, asked: &PsArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    if let Some(name) = &asked.name {
+pub(crate) async fn ps(cli: &Cli, args: &PsArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    if let Some(name) = &args.name {
         let commands = client.open(name).await?.commands().await?;
         let names = commands
             .iter()
             .map(|info| format!("{name}/{}", info.command_id));
-        return show(arguments, asked.quiet, names, &commands, || {
+        return show(cli, args.quiet, names, &commands, || {
             command_table(name, &commands)
         });
     }
-    let boxes = all(&client).await?;
+    let boxes = list_all(&client).await?;
     let names = boxes.iter().map(|info| info.box_id.to_string());
-    show(arguments, asked.quiet, names, &boxes, || box_table(&boxes))
+    show(cli, args.quiet, names, &boxes, || box_table(&boxes))
 }
 
 fn show(
-    arguments: &Arguments,
+    cli: &Cli,
     quiet: bool,
     names: impl Iterator<Item = String>,
     items: &impl Serialize,
     table: impl FnOnce() -> String,
 ) -> Result<ExitCode> {
-    if quiet && !arguments.json {
-        output::say(&output::lines(names))?;
+    if quiet && !cli.json {
+        output::print(&output::lines(names))?;
     } else {
-        output::say_or_json(arguments.json, &table(), items)?;
+        output::print_or_json(cli.json, &table(), items)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Every box that the caller sees, page by page.
-pub(crate) async fn all(client: &BoxClient) -> Result<Vec<BoxInfo>> {
+pub(crate) async fn list_all(client: &BoxClient) -> Result<Vec<BoxInfo>> {
     let mut boxes = Vec::new();
     let mut params = BoxListParams::default();
     loop {
@@ -64,12 +64,12 @@ fn box_table(boxes: &[BoxInfo]) -> String {
     let row = |info: &BoxInfo| {
         vec![
             info.box_id.to_string(),
-            word(&info.state),
-            ago(now.since(info.created_at)),
-            ago(now.since(info.last_used_at)),
+            wire_name(&info.state),
+            format_age(now.since(info.created_at)),
+            format_age(now.since(info.last_used_at)),
             format!("{}", info.cpus),
             format!("{} MiB", info.memory_mb),
-            word(&info.network),
+            wire_name(&info.network),
             match info.rootfs.as_deref() {
                 Some("host") => "this machine".to_owned(),
                 _ => info.image.clone().unwrap_or_default(),
@@ -93,13 +93,13 @@ fn command_table(name: &str, commands: &[CommandInfo]) -> String {
             .map_or_else(String::new, |exit| match (exit.code, exit.signal) {
                 (Some(code), _) => code.to_string(),
                 (None, Some(signal)) => format!("signal {signal}"),
-                (None, None) => word(&exit.why),
+                (None, None) => wire_name(&exit.why),
             });
         vec![
             format!("{name}/{}", info.command_id),
-            word(&info.state),
+            wire_name(&info.state),
             exit,
-            ago(now.since(info.created_at)),
+            format_age(now.since(info.created_at)),
             info.program.to_string(),
         ]
     };
@@ -108,15 +108,15 @@ fn command_table(name: &str, commands: &[CommandInfo]) -> String {
 }
 
 /// The name of a value on the wire.
-fn word(value: &impl Serialize) -> String {
+fn wire_name(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(word)) => word,
+        Ok(serde_json::Value::String(wire_name)) => wire_name,
         _ => String::new(),
     }
 }
 
 /// Formats a duration in its largest unit.
-pub(crate) fn ago(time: Duration) -> String {
+pub(crate) fn format_age(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -127,19 +127,19 @@ pub(crate) fn ago(time: Duration) -> String {
 }
 
 /// `boxd inspect`.
-pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let (name, command) = values::target(&asked.target);
-    let there = client.open(name).await?;
+pub(crate) async fn inspect(cli: &Cli, args: &TargetArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    let (name, command) = values::target(&args.target);
+    let handle = client.open(name).await?;
     // Always JSON, the only format with every field.
     let text = match command {
         None => {
-            let info = there.info().await?;
-            let inside = there.inspect().await.ok().and_then(|found| found.guest);
-            output::json(&json!({"box": info, "guest": inside}))?
+            let info = handle.info().await?;
+            let guest = handle.inspect().await.ok().and_then(|found| found.guest);
+            output::json(&json!({"box": info, "guest": guest}))?
         }
         Some(id) => {
-            let commands = there.commands().await?;
+            let commands = handle.commands().await?;
             let found = commands
                 .into_iter()
                 .find(|info| info.command_id.as_str() == id);
@@ -150,15 +150,15 @@ pub(crate) async fn inspect(arguments: &Arguments, asked: &TargetArguments) -> R
             output::json(&info)?
         }
     };
-    output::say(&text)?;
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs `act` for each of several targets, and prints the error of each failure.
 ///
 /// `act` adds the names of the boxes or commands that it changed.
-pub(crate) async fn each(
-    arguments: &Arguments,
+pub(crate) async fn for_each_target(
+    cli: &Cli,
     targets: &[String],
     done: &str,
     act: impl AsyncFn(&str, &mut Vec<String>) -> Result<()>,
@@ -167,14 +167,14 @@ pub(crate) async fn each(
     let mut names = Vec::new();
     for target in targets {
         if let Err(error) = act(target, &mut names).await {
-            complaint::tell_about(arguments, target, &error);
+            error_report::print_for_target(cli, target, &error);
             failed = true;
         }
     }
     let text = output::lines(&names);
-    output::say_or_json(arguments.json, &text, &json!({ done: names }))?;
+    output::print_or_json(cli.json, &text, &json!({ done: names }))?;
     Ok(if failed {
-        ExitCode::from(FAILED)
+        ExitCode::from(EXIT_FAILED)
     } else {
         ExitCode::SUCCESS
     })
@@ -182,7 +182,7 @@ pub(crate) async fn each(
 
 /// A state change of a box.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Turn {
+pub(crate) enum StateChange {
     Pause,
     Resume,
     Stop,
@@ -190,25 +190,25 @@ pub(crate) enum Turn {
 }
 
 /// `boxd pause`, `resume`, `stop` and `start`.
-pub(crate) async fn turn(
-    arguments: &Arguments,
-    asked: &BoxesArguments,
-    turn: Turn,
+pub(crate) async fn change_state(
+    cli: &Cli,
+    args: &BoxesArgs,
+    change_state: StateChange,
 ) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let done = match turn {
-        Turn::Pause => "paused",
-        Turn::Resume => "resumed",
-        Turn::Stop => "stopped",
-        Turn::Start => "started",
+    let client = connect::server(cli).await?;
+    let done = match change_state {
+        StateChange::Pause => "paused",
+        StateChange::Resume => "resumed",
+        StateChange::Stop => "stopped",
+        StateChange::Start => "started",
     };
-    each(arguments, &asked.names, done, async |name, names| {
-        let there = client.open(name).await?;
-        match turn {
-            Turn::Pause => there.pause().await,
-            Turn::Resume => there.resume().await,
-            Turn::Stop => there.stop().await,
-            Turn::Start => there.start().await,
+    for_each_target(cli, &args.names, done, async |name, names| {
+        let handle = client.open(name).await?;
+        match change_state {
+            StateChange::Pause => handle.pause().await,
+            StateChange::Resume => handle.resume().await,
+            StateChange::Stop => handle.stop().await,
+            StateChange::Start => handle.start().await,
         }?;
         names.push(name.to_owned());
         Ok(())
@@ -217,21 +217,21 @@ pub(crate) async fn turn(
 }
 
 /// `boxd rm`.
-pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let names = if asked.all {
-        let boxes = all(&client).await?;
+pub(crate) async fn rm(cli: &Cli, args: &RmArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    let names = if args.all {
+        let boxes = list_all(&client).await?;
         boxes.iter().map(|info| info.box_id.to_string()).collect()
     } else {
-        asked.names.clone()
+        args.names.clone()
     };
-    each(arguments, &names, "deleted", async |name, names| {
-        if !asked.force {
-            unused(&client, name).await?;
+    for_each_target(cli, &names, "deleted", async |name, names| {
+        if !args.force {
+            check_unused(&client, name).await?;
         }
         let params = BoxDeleteParams {
             box_id: BoxId::new(name)?,
-            force: asked.force,
+            force: args.force,
         };
         client.call::<BoxDelete>(&params).await?;
         names.push(name.to_owned());
@@ -241,18 +241,18 @@ pub(crate) async fn rm(arguments: &Arguments, asked: &RmArguments) -> Result<Exi
 }
 
 /// Fails if the box is paused or has running commands.
-async fn unused(client: &BoxClient, name: &str) -> Result<()> {
+async fn check_unused(client: &BoxClient, name: &str) -> Result<()> {
     let in_use = |why: String| {
         let message = format!("in use: {why}; delete it with --force");
         Err(ClientError::from(BoxError::conflict(message)).into())
     };
-    let there = client.open(name).await?;
-    match there.info().await?.state {
+    let handle = client.open(name).await?;
+    match handle.info().await?.state {
         BoxState::Running => {}
         BoxState::Paused => return in_use("paused".to_owned()),
         _ => return Ok(()),
     }
-    let commands = there.commands().await?;
+    let commands = handle.commands().await?;
     let mut running = commands
         .iter()
         .filter(|info| info.role != Role::Watch && info.exit.is_none());
@@ -271,9 +271,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_fit_a_table() {
+    fn durations_use_their_largest_unit() {
         for (seconds, text) in [(5, "5s"), (119, "1m"), (7300, "2h"), (200_000, "2d")] {
-            assert_eq!(ago(Duration::from_secs(seconds)), text);
+            assert_eq!(format_age(Duration::from_secs(seconds)), text);
         }
     }
 }

@@ -11,40 +11,40 @@ use box_protocol::actions::{
 use box_protocol::{CommandId, CommandState, Role};
 use futures::StreamExt as _;
 
-use crate::args::{Arguments, KillArguments, LogsArguments, WaitArguments};
-use crate::attached::{MADE_WITH_MORE, code_of, explain, print, print_chunk};
-use crate::boxes::each;
+use crate::args::{Cli, KillArgs, LogsArgs, WaitArgs};
+use crate::attached::{RECREATE_HINT, exit_code, print, print_chunk, report_abnormal_exit};
+use crate::boxes::for_each_target;
 use crate::tail::{self, Tail};
 use crate::{connect, output, values};
 
 /// `boxd logs`.
-pub(crate) async fn logs(arguments: &Arguments, asked: &LogsArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let (name, command) = values::target(&asked.target);
-    let there = client.open(name).await?;
+pub(crate) async fn logs(cli: &Cli, args: &LogsArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    let (name, command) = values::target(&args.target);
+    let handle = client.open(name).await?;
     let command_id = match command {
         Some(id) => CommandId::new(id)?,
-        None => last(&there).await?,
+        None => last_command(&handle).await?,
     };
     let mut from = Offsets::default();
-    if !asked.follow || asked.tail.is_some() {
-        let past = Past {
+    if !args.follow || args.tail.is_some() {
+        let reader = OutputReader {
             client: &client,
-            there: &there,
+            handle: &handle,
             command_id: &command_id,
-            view: view(arguments.json),
+            view: view(cli.json),
         };
-        if let Some(lines) = asked.tail.filter(|lines| *lines <= tail::MOST) {
-            from = past.last_lines(lines).await?;
+        if let Some(lines) = args.tail.filter(|lines| *lines <= tail::MAX_LINES) {
+            from = reader.last_lines(lines).await?;
         }
-        let print = |chunk| print_chunk(chunk, arguments.json);
-        let read = past.read(ReadFrom::Offsets(from), print).await?;
+        let print = |chunk| print_chunk(chunk, cli.json);
+        let read = reader.read(ReadFrom::Offsets(from), print).await?;
         from = read.read.next;
     }
-    if asked.follow {
+    if args.follow {
         // A read from an offset survives lost connections.
-        let rest = there.follow(command_id, from, view(arguments.json))?;
-        print(rest, arguments.json).await?;
+        let rest = handle.follow(command_id, from, view(cli.json))?;
+        print(rest, cli.json).await?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -54,21 +54,21 @@ fn view(json: bool) -> View {
 }
 
 /// The output of a command so far.
-struct Past<'a> {
+struct OutputReader<'a> {
     client: &'a BoxClient,
-    there: &'a BoxHandle,
+    handle: &'a BoxHandle,
     command_id: &'a CommandId,
     view: View,
 }
 
-impl Past<'_> {
+impl OutputReader<'_> {
     async fn read(
         &self,
         from: ReadFrom,
-        mut each: impl FnMut(Chunk) -> Result<()>,
+        mut for_each_target: impl FnMut(Chunk) -> Result<()>,
     ) -> Result<CommandAttachResult> {
         let params = CommandAttachParams {
-            box_id: self.there.id().clone(),
+            box_id: self.handle.id().clone(),
             command_id: self.command_id.clone(),
             from,
             view: self.view,
@@ -82,7 +82,7 @@ impl Past<'_> {
         let mut chunks = self.client.peer()?.stream::<CommandAttach>(&params).await?;
         while let Some(chunk) = chunks.next().await {
             if let Some(chunk) = Chunk::from_wire(chunk?) {
-                each(chunk)?;
+                for_each_target(chunk)?;
             }
         }
         Ok(chunks.finish().await?)
@@ -93,11 +93,11 @@ impl Past<'_> {
         for window in [Some(64 << 10), Some(4 << 20), None] {
             let mut tail = Tail::new(lines);
             let from = window.map_or_else(ReadFrom::default, ReadFrom::Tail);
-            let take = |chunk| {
-                tail.take(&chunk);
+            let push = |chunk| {
+                tail.push(&chunk);
                 Ok(())
             };
-            let read = self.read(from, take).await?;
+            let read = self.read(from, push).await?;
             // Bytes that are not UTF-8 take three times the space as text.
             let size = read.info.size.sum().saturating_mul(3);
             let all_seen = window.is_none_or(|window| size <= window);
@@ -110,73 +110,68 @@ impl Past<'_> {
 }
 
 /// The command of a box that was started last.
-async fn last(there: &BoxHandle) -> Result<CommandId> {
-    let commands = there.commands().await?;
+async fn last_command(handle: &BoxHandle) -> Result<CommandId> {
+    let commands = handle.commands().await?;
     let mut own = commands.into_iter().filter(|info| info.role != Role::Watch);
     let last = own.next_back().map(|info| info.command_id);
     last.ok_or_else(|| {
-        let message = format!("box {} has no commands", there.id());
+        let message = format!("box {} has no commands", handle.id());
         ClientError::from(BoxError::not_found(message)).into()
     })
 }
 
 /// `boxd kill`.
-pub(crate) async fn kill(arguments: &Arguments, asked: &KillArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    each(
-        arguments,
-        &asked.targets,
-        "killed",
-        async |target, killed| {
-            let (name, command) = values::target(target);
-            let there = client.open(name).await?;
-            let ids = if let Some(id) = command {
-                vec![CommandId::new(id)?]
-            } else {
-                let commands = there.commands().await?;
-                let running = commands.into_iter().filter(|info| {
-                    matches!(
-                        info.state,
-                        CommandState::Running | CommandState::Pending | CommandState::Held
-                    )
-                });
-                running.map(|info| info.command_id).collect()
+pub(crate) async fn kill(cli: &Cli, args: &KillArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    for_each_target(cli, &args.targets, "killed", async |target, killed| {
+        let (name, command) = values::target(target);
+        let handle = client.open(name).await?;
+        let ids = if let Some(id) = command {
+            vec![CommandId::new(id)?]
+        } else {
+            let commands = handle.commands().await?;
+            let running = commands.into_iter().filter(|info| {
+                matches!(
+                    info.state,
+                    CommandState::Running | CommandState::Pending | CommandState::Held
+                )
+            });
+            running.map(|info| info.command_id).collect()
+        };
+        for command_id in ids {
+            let name = format!("{name}/{command_id}");
+            let params = CommandKillParams {
+                box_id: handle.id().clone(),
+                command_id,
+                signal: args.signal.trim_start_matches("SIG").to_owned(),
+                grace_ms: None,
+                forget: false,
             };
-            for command_id in ids {
-                let name = format!("{name}/{command_id}");
-                let params = CommandKillParams {
-                    box_id: there.id().clone(),
-                    command_id,
-                    signal: asked.signal.trim_start_matches("SIG").to_owned(),
-                    grace_ms: None,
-                    forget: false,
-                };
-                client.call::<CommandKill>(&params).await?;
-                killed.push(name);
-            }
-            Ok(())
-        },
-    )
+            client.call::<CommandKill>(&params).await?;
+            killed.push(name);
+        }
+        Ok(())
+    })
     .await
 }
 
 /// `boxd wait`.
-pub(crate) async fn wait(arguments: &Arguments, asked: &WaitArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let (name, Some(command)) = values::target(&asked.target) else {
+pub(crate) async fn wait(cli: &Cli, args: &WaitArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    let (name, Some(command)) = values::target(&args.target) else {
         bail!(
             "expected BOX/COMMAND; list the commands with `boxd ps {}`",
-            asked.target
+            args.target
         );
     };
-    let there = client.open(name).await?;
+    let handle = client.open(name).await?;
     let offsets = Offsets::default();
-    let mut command = there.follow(command, offsets, View::None)?;
+    let mut command = handle.follow(command, offsets, View::None)?;
     let exit = command.exit().await?;
-    if arguments.json {
-        output::say(&output::json(&exit)?)?;
+    if cli.json {
+        output::print(&output::json(&exit)?)?;
     } else {
-        explain(&exit, "", MADE_WITH_MORE);
+        report_abnormal_exit(&exit, "", RECREATE_HINT);
     }
-    Ok(code_of(&exit))
+    Ok(exit_code(&exit))
 }

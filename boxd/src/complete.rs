@@ -11,21 +11,21 @@ use clap_complete::engine::{
 };
 use clap_complete::env::{CompleteEnv, Shells};
 
-use crate::args::Arguments;
+use crate::args::Cli;
 use crate::{boxes, connect, values};
 
 /// The environment variable of a completion request.
 ///
 /// It does not begin with `BOXD_`, because those variables are configuration keys.
-const ASKED: &str = "_BOXD_COMPLETE";
+const VARIABLE: &str = "_BOXD_COMPLETE";
 
 /// How long a server may take to list names.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Answers a completion request and exits; returns if there is none.
-pub(crate) fn answer_if_asked() {
-    CompleteEnv::with_factory(Arguments::command)
-        .var(ASKED)
+pub(crate) fn run_if_requested() {
+    CompleteEnv::with_factory(Cli::command)
+        .var(VARIABLE)
         .complete();
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn answer_if_asked() {
 pub(crate) fn script(shell: clap_complete::Shell) -> Result<String> {
     let mut text = Vec::new();
     if let Some(completer) = Shells::builtins().completer(&shell.to_string()) {
-        completer.write_registration(ASKED, "boxd", "boxd", "boxd", &mut text)?;
+        completer.write_registration(VARIABLE, "boxd", "boxd", "boxd", &mut text)?;
     }
     Ok(String::from_utf8(text)?)
 }
@@ -57,15 +57,13 @@ pub(crate) fn targets() -> ArgValueCompleter {
 }
 
 /// Completes a local path, or the name of a box with a colon.
-pub(crate) fn places() -> ArgValueCompleter {
+pub(crate) fn copy_paths() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let mut found = PathCompleter::any().complete(current);
         let current = current.to_string_lossy();
-        let places = box_names().into_iter().map(|name| format!("{name}:/"));
+        let paths = box_names().into_iter().map(|name| format!("{name}:/"));
         found.extend(candidates(
-            places
-                .filter(|place| place.starts_with(&*current))
-                .collect(),
+            paths.filter(|path| path.starts_with(&*current)).collect(),
         ));
         found
     })
@@ -76,14 +74,14 @@ fn candidates(names: Vec<String>) -> Vec<CompletionCandidate> {
 }
 
 fn box_names() -> Vec<String> {
-    ask(async |client| {
-        let all = boxes::all(&client).await?;
+    query(async |client| {
+        let all = boxes::list_all(&client).await?;
         Ok(all.iter().map(|info| info.box_id.to_string()).collect())
     })
 }
 
 fn command_names(name: &str) -> Vec<String> {
-    ask(async |client| {
+    query(async |client| {
         let commands = client.open(name).await?.commands().await?;
         let name = |id: &box_protocol::CommandId| format!("{name}/{id}");
         Ok(commands.iter().map(|info| name(&info.command_id)).collect())
@@ -91,14 +89,14 @@ fn command_names(name: &str) -> Vec<String> {
 }
 
 /// Asks the default server for names; returns none if it does not answer in time.
-fn ask(names: impl AsyncFnOnce(BoxClient) -> Result<Vec<String>>) -> Vec<String> {
+fn query(names: impl AsyncFnOnce(BoxClient) -> Result<Vec<String>>) -> Vec<String> {
     let found = || {
-        let arguments = Arguments::try_parse_from(["boxd", "ps"])?;
+        let cli = Cli::try_parse_from(["boxd", "ps"])?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let asked = async { names(connect::server(&arguments).await?).await };
-        runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await })?
+        let names = async { names(connect::server(&cli).await?).await };
+        runtime.block_on(async { tokio::time::timeout(TIMEOUT, names).await })?
     };
     let found: Result<_> = found();
     found.unwrap_or_default()

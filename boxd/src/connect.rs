@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use box_client::{BoxClient, ClientError, ClientOptions, Code, ConnectFailure, Endpoint};
 
-use crate::args::{Arguments, Command};
+use crate::args::{Cli, Command};
 use crate::config;
 
 /// The name of the socket in a state directory.
 pub(crate) const SOCKET: &str = "boxd.sock";
 
 /// The default state directory.
-pub(crate) fn usual_state_dir() -> Result<PathBuf> {
-    if let Some(said) = std::env::var_os("BOXD_SERVER_STATE_DIR") {
-        return Ok(said.into());
+pub(crate) fn default_state_dir() -> Result<PathBuf> {
+    if let Some(directory) = std::env::var_os("BOXD_SERVER_STATE_DIR") {
+        return Ok(directory.into());
     }
     if rustix::process::geteuid().is_root() {
         return Ok("/var/lib/boxd".into());
@@ -32,37 +32,38 @@ pub(crate) fn usual_state_dir() -> Result<PathBuf> {
 /// The endpoint of a server with the same configuration.
 ///
 /// Ignores a configuration that cannot be read, because only the server needs it.
-fn usual_endpoint(command: &Command) -> Result<String> {
+fn default_endpoint(command: &Command) -> Result<String> {
     let file = match command {
-        Command::Run(asked) => asked.options.config.config.clone(),
-        Command::Shell(asked) => asked.options.config.config.clone(),
+        Command::Run(args) => args.options.config.config.clone(),
+        Command::Shell(args) => args.options.config.config.clone(),
         _ => std::env::var_os("BOXD_CONFIG").map(PathBuf::from),
     };
-    let read = config::variables().and_then(|said| config::load(file.as_deref(), said, Vec::new()));
+    let read = config::variables()
+        .and_then(|variables| config::load(file.as_deref(), variables, Vec::new()));
     let (listen, state) = match read {
         Ok((config, _)) => (config.server.listen, config.server.state_dir),
         Err(_) => (Vec::new(), None),
     };
-    let nearest = listen.iter().find(|text| text.starts_with("unix:"));
-    if let Some(endpoint) = nearest.or(listen.first()) {
+    let preferred = listen.iter().find(|text| text.starts_with("unix:"));
+    if let Some(endpoint) = preferred.or(listen.first()) {
         return Ok(endpoint.clone());
     }
-    let state = state.map_or_else(usual_state_dir, Ok)?;
+    let state = state.map_or_else(default_state_dir, Ok)?;
     Ok(format!("unix:{}", state.join(SOCKET).display()))
 }
 
 /// Connects to the given server, or to the default one.
-pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
-    let (endpoint, named) = if let Some(endpoint) = &arguments.endpoint {
+pub(crate) async fn server(cli: &Cli) -> Result<BoxClient> {
+    let (endpoint, explicit) = if let Some(endpoint) = &cli.endpoint {
         (endpoint.clone(), true)
     } else {
-        (usual_endpoint(&arguments.command)?, false)
+        (default_endpoint(&cli.command)?, false)
     };
     let parsed: Endpoint = endpoint
         .parse()
         .with_context(|| format!("endpoint {endpoint}"))?;
     let mut options = ClientOptions::default();
-    if let Some(token) = token(arguments.token.as_deref())? {
+    if let Some(token) = token(cli.token.as_deref())? {
         let bearer = format!("Bearer {token}");
         options
             .connect
@@ -71,24 +72,24 @@ pub(crate) async fn server(arguments: &Arguments) -> Result<BoxClient> {
         options = options.token(token);
     }
     let connected = BoxClient::connect(parsed.clone(), options).await;
-    connected.map_err(|error| NoServer::new(&endpoint, &parsed, named, &error).into())
+    connected.map_err(|error| ConnectError::new(&endpoint, &parsed, explicit, &error).into())
 }
 
 /// A failure to connect to a server.
 #[derive(Debug)]
-pub(crate) struct NoServer {
+pub(crate) struct ConnectError {
     message: String,
     code: Code,
 }
 
-impl NoServer {
-    fn new(endpoint: &str, parsed: &Endpoint, named: bool, error: &ClientError) -> Self {
-        let why = match error {
+impl ConnectError {
+    fn new(endpoint: &str, parsed: &Endpoint, explicit: bool, error: &ClientError) -> Self {
+        let reason = match error {
             ClientError::NotConnected(ConnectFailure::NotFound) => match parsed {
                 Endpoint::Unix { .. } => "no such socket".to_owned(),
                 _ => "no such host".to_owned(),
             },
-            ClientError::NotConnected(why) => why.to_string(),
+            ClientError::NotConnected(reason) => reason.to_string(),
             error => error.to_string(),
         };
         let hint = match error {
@@ -104,11 +105,11 @@ impl NoServer {
             error if error.code() == Code::Denied => {
                 "pass its token with --token FILE or BOXD_TOKEN"
             }
-            _ if named => "check that the server runs there",
+            _ if explicit => "check that the server runs there",
             _ => "start one with `boxd serve`, or choose another with --endpoint",
         };
         Self {
-            message: format!("no server at {endpoint}: {why}; {hint}"),
+            message: format!("no server at {endpoint}: {reason}; {hint}"),
             code: error.code(),
         }
     }
@@ -118,13 +119,13 @@ impl NoServer {
     }
 }
 
-impl fmt::Display for NoServer {
+impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for NoServer {}
+impl std::error::Error for ConnectError {}
 
 /// The token, from a file or the environment.
 ///
@@ -138,7 +139,7 @@ fn token(file: Option<&Path>) -> Result<Option<String>> {
         None => match std::env::var("BOXD_TOKEN") {
             Ok(text) => text,
             Err(std::env::VarError::NotPresent) => return Ok(None),
-            Err(_) => bail!("BOXD_TOKEN is not UTF-8"),
+            Err(_) => bail!("BOXD_TOKEN: not UTF-8"),
         },
     };
     let token = text.trim();

@@ -22,12 +22,12 @@ struct Report {
     error: Option<String>,
     #[serde(flatten)]
     machine: Diagnosis,
-    profiles: Vec<Gives>,
+    profiles: Vec<ProfileReport>,
 }
 
 /// The limits and gaps of a profile on this machine.
 #[derive(Debug, Serialize)]
-struct Gives {
+struct ProfileReport {
     name: String,
     /// Whether the profile can be used.
     boxes: bool,
@@ -47,9 +47,9 @@ pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()?;
     let (machine, error) = runtime.block_on(async {
-        let backend = backend::of(&config, None)?;
+        let backend = backend::from_config(&config, None)?;
         let machine = backend.diagnose().await;
-        anyhow::Ok((machine, try_it(backend).await?))
+        anyhow::Ok((machine, run_test_box(backend).await?))
     })?;
     let report = Report {
         boxes: error.is_none(),
@@ -62,7 +62,7 @@ pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
     } else {
         crate::output::wrapped(&report.to_string())
     };
-    crate::output::say(&text)?;
+    crate::output::print(&text)?;
     Ok(if report.boxes {
         ExitCode::SUCCESS
     } else {
@@ -71,13 +71,13 @@ pub(crate) fn run(json: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Runs a command in a test box; returns the error if it fails.
-async fn try_it(backend: Arc<dyn Backend>) -> anyhow::Result<Option<String>> {
-    let boxes = BoxRuntime::start(RuntimeConfig::new(vec![backend]));
+async fn run_test_box(backend: Arc<dyn Backend>) -> anyhow::Result<Option<String>> {
+    let runtime = BoxRuntime::start(RuntimeConfig::new(vec![backend]));
     let spec = box_protocol::SpecDraft::new("doctor").cmd("true");
-    let asked: BoxExecParams = serde_json::from_value(serde_json::json!({ "spec": spec }))?;
-    let ran = boxes.exec(&Caller::Local, asked).await;
+    let params: BoxExecParams = serde_json::from_value(serde_json::json!({ "spec": spec }))?;
+    let ran = runtime.exec(&Caller::Local, params).await;
     let all = serde_json::from_value(serde_json::json!({"exit": true}))?;
-    boxes
+    runtime
         .shutdown(&Caller::Local, all)
         .await
         .context("deleting the test box")?;
@@ -88,16 +88,16 @@ async fn try_it(backend: Arc<dyn Backend>) -> anyhow::Result<Option<String>> {
     })
 }
 
-fn profiles(boxes: bool, machine: &Diagnosis) -> Vec<Gives> {
+fn profiles(boxes: bool, machine: &Diagnosis) -> Vec<ProfileReport> {
     let built_in = BoxProfile::BUILT_IN.iter();
     let profiles = built_in.filter_map(|name| BoxProfile::built_in(name));
-    let gives = |profile: BoxProfile| {
+    let report = |profile: BoxProfile| {
         let mut missing: Vec<_> = machine.missing_protections().collect();
         if profile.network == Network::Off {
             missing.retain(|name| *name != "network");
         }
         let network = !missing.contains(&"network");
-        Gives {
+        ProfileReport {
             boxes: boxes && network && (!profile.strict || missing.is_empty()),
             name: profile.name.to_string(),
             missing,
@@ -108,7 +108,7 @@ fn profiles(boxes: bool, machine: &Diagnosis) -> Vec<Gives> {
             read_only_rootfs: profile.read_only_rootfs,
         }
     };
-    profiles.map(gives).collect()
+    profiles.map(report).collect()
 }
 
 impl fmt::Display for Report {
@@ -166,7 +166,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl fmt::Display for Gives {
+impl fmt::Display for ProfileReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.boxes {
             "available"

@@ -11,7 +11,7 @@ use box_rpc::Caller;
 use serde_json::{Map, Value};
 
 use crate::config::{Config, Origin, Values};
-use crate::local::Boxes;
+use crate::embedded::EmbeddedServer;
 
 /// The caller name of LangBot's token.
 pub(crate) const OWNER: &str = "langbot";
@@ -58,59 +58,59 @@ pub(crate) fn instance() -> Result<Option<String>> {
 
 /// Creates the LangBot gateway with the settings of the environment.
 ///
-/// `decides` is the caller that decides about host paths and limits. `guarded` means that every caller has a token or a pipe.
+/// `trusted_caller` is the caller that decides about host paths and limits. `guarded` means that every caller has a token or a pipe.
 pub(crate) fn start(
     config: &Config,
-    boxes: &Boxes,
-    decides: Option<Caller>,
+    embedded: &EmbeddedServer,
+    trusted_caller: Option<Caller>,
     guarded: bool,
 ) -> Result<Arc<LangBot>> {
     // Never log the text, which may contain keys of other services.
-    let said = variable(CONFIG_VARIABLE)
+    let parsed = variable(CONFIG_VARIABLE)
         .map(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
-    if let Some(None) = said {
+    if let Some(None) = parsed {
         tracing::warn!("{CONFIG_VARIABLE}: not a JSON object; ignored");
     }
-    let yes = |text: String| ["1", "true", "yes", "on"].contains(&text.to_lowercase().as_str());
-    let said = said.flatten().unwrap_or_default();
+    let is_true = |text: String| ["1", "true", "yes", "on"].contains(&text.to_lowercase().as_str());
+    let parsed = parsed.flatten().unwrap_or_default();
     ensure!(
-        guarded || said.get("backend").and_then(Value::as_str) != Some("host"),
+        guarded || parsed.get("backend").and_then(Value::as_str) != Some("host"),
         "{CONFIG_VARIABLE}: WebSocket-controlled host backend requires {TOKEN_VARIABLE}"
     );
     let policy = &config.policy;
     let settings = Settings {
         instance: instance()?,
-        config: said,
-        decides,
-        opened_roots: policy
+        config: parsed,
+        trusted_caller,
+        allowed_roots: policy
             .allowed_host_mount_roots
             .iter()
             .chain(&policy.shared_host_root)
             .cloned()
             .collect(),
         private: policy.private.clone(),
-        soft_storage: variable(SOFT_STORAGE_VARIABLE).is_some_and(yes),
+        soft_storage: variable(SOFT_STORAGE_VARIABLE).is_some_and(is_true),
     };
     if settings.soft_storage {
         tracing::warn!(
             "{SOFT_STORAGE_VARIABLE} is set: workspaces without a hard quota are allowed"
         );
     }
-    let langbot = LangBot::new(boxes.runtime.clone(), boxes.service.clone(), settings);
+    let langbot = LangBot::new(embedded.runtime.clone(), embedded.service.clone(), settings);
     let langbot = langbot.context(CONFIG_VARIABLE)?;
     Ok(Arc::new(langbot))
 }
 
 /// Raises the limit of boxes unless the operator sets it, because LangBot has its own limit.
-pub(crate) fn make_room(config: &mut Config, values: &Values) {
-    let said = values.get("runtime.max_boxes").map(|(_, origin)| origin);
-    if said.is_none_or(|origin| *origin == Origin::Default) {
+pub(crate) fn raise_box_limit(config: &mut Config, values: &Values) {
+    let origin = values.get("runtime.max_boxes").map(|(_, origin)| origin);
+    if origin.is_none_or(|origin| *origin == Origin::Default) {
         config.runtime.max_boxes = MAX_BOXES;
     }
 }
 
 /// The default address of the listener for LangBot.
-pub(crate) fn usual_address(token: Option<&str>) -> String {
+pub(crate) fn default_address(token: Option<&str>) -> String {
     let host = if token.is_some() {
         "0.0.0.0"
     } else {

@@ -16,14 +16,14 @@ use crate::config::{LogFormat, LogSection};
 use crate::output;
 
 /// The size that a writable pipe accepts at once.
-const PIECE: usize = 4096;
+const PIPE_CHUNK: usize = 4096;
 
 /// How long a line waits for a blocked reader. Later lines do not wait until the reader accepts one.
-const PATIENCE: Duration = Duration::from_secs(1);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The filter of levels and targets.
 pub(crate) fn filter(section: &LogSection) -> Result<EnvFilter> {
-    EnvFilter::try_new(&section.level).with_context(|| format!("log.level {:?}", section.level))
+    EnvFilter::try_new(&section.level).with_context(|| format!("log.level: {:?}", section.level))
 }
 
 /// Installs the log for the rest of the process.
@@ -37,7 +37,7 @@ pub(crate) fn start(section: &LogSection) -> Result<()> {
         // Internal errors would go to stderr, which failed.
         .log_internal_errors(false)
         .with_writer(Log {
-            to: Mutex::new(To::new(io::stderr())),
+            sink: Mutex::new(Sink::new(io::stderr())),
             json,
             coloured,
         });
@@ -51,7 +51,7 @@ pub(crate) fn start(section: &LogSection) -> Result<()> {
 
 /// The writer that `tracing` uses.
 struct Log<T> {
-    to: Mutex<To<T>>,
+    sink: Mutex<Sink<T>>,
     json: bool,
     coloured: bool,
 }
@@ -81,8 +81,8 @@ impl<T: Write + AsFd> Write for &Log<T> {
         } else {
             output::visible(text)
         };
-        let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
-        to.line(&safe, self.json);
+        let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        sink.line(&safe, self.json);
         Ok(line.len())
     }
 
@@ -92,53 +92,53 @@ impl<T: Write + AsFd> Write for &Log<T> {
 }
 
 /// The destination of the log.
-struct To<T> {
-    to: T,
-    missing: u64,
+struct Sink<T> {
+    writer: T,
+    lost: u64,
 }
 
-impl<T: Write + AsFd> To<T> {
-    fn new(to: T) -> Self {
-        Self { to, missing: 0 }
+impl<T: Write + AsFd> Sink<T> {
+    fn new(writer: T) -> Self {
+        Self { writer, lost: 0 }
     }
 
     fn line(&mut self, text: &str, json: bool) {
-        if self.missing > 0 {
-            let missing = format!("{} lines of the log were not written", self.missing);
-            let told = if json {
-                serde_json::json!({"level": "WARN", "target": "boxd::log", "fields": {"message": missing}})
+        if self.lost > 0 {
+            let message = format!("{} lines of the log were not written", self.lost);
+            let notice = if json {
+                serde_json::json!({"level": "WARN", "target": "boxd::log", "fields": {"message": message}})
                     .to_string()
             } else {
-                format!("WARN boxd::log: {missing}")
+                format!("WARN boxd::log: {message}")
             };
-            if self.write(&told, Duration::ZERO) {
-                self.missing = 0;
+            if self.write(&notice, Duration::ZERO) {
+                self.lost = 0;
             }
         }
-        let patience = if self.missing == 0 {
-            PATIENCE
+        let timeout = if self.lost == 0 {
+            WRITE_TIMEOUT
         } else {
             Duration::ZERO
         };
-        if !self.write(text, patience) {
-            self.missing += 1;
+        if !self.write(text, timeout) {
+            self.lost += 1;
         }
     }
 
     /// Writes a line when the destination has room; returns whether it was written in time.
-    fn write(&mut self, text: &str, patience: Duration) -> bool {
+    fn write(&mut self, text: &str, timeout: Duration) -> bool {
         let line = format!("{text}\n");
         line.as_bytes()
-            .chunks(PIECE)
-            .all(|piece| self.has_room(patience) && self.to.write_all(piece).is_ok())
+            .chunks(PIPE_CHUNK)
+            .all(|chunk| self.has_room(timeout) && self.writer.write_all(chunk).is_ok())
     }
 
-    fn has_room(&self, patience: Duration) -> bool {
-        let Ok(patience) = Timespec::try_from(patience) else {
+    fn has_room(&self, timeout: Duration) -> bool {
+        let Ok(timeout) = Timespec::try_from(timeout) else {
             return false;
         };
-        let mut waited = [PollFd::new(&self.to, PollFlags::OUT)];
-        let polled = rustix::io::retry_on_intr(|| poll(&mut waited, Some(&patience)));
+        let mut waited = [PollFd::new(&self.writer, PollFlags::OUT)];
+        let polled = rustix::io::retry_on_intr(|| poll(&mut waited, Some(&timeout)));
         // A regular file always polls as writable.
         matches!(polled, Ok(1..))
     }
@@ -158,42 +158,46 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_gone_or_takes_nothing_costs_lines_only() {
+    fn a_blocked_or_closed_reader_loses_lines_only() {
         let (read, write) = pipe();
-        let mut to = To::new(write);
-        to.line("first", false);
-        let fill = "x".repeat(PIECE);
+        let mut sink = Sink::new(write);
+        sink.line("first", false);
+        let fill = "x".repeat(PIPE_CHUNK);
         // One of these lines waits for room; the others do not.
         for _ in 0..64 {
-            to.line(&fill, false);
+            sink.line(&fill, false);
         }
-        assert!(to.missing > 0);
-        let missing = to.missing;
+        assert!(sink.lost > 0);
+        let lost = sink.lost;
         let mut taken = vec![0; 1 << 20];
         let length = (&read).read(&mut taken).unwrap();
         assert!(taken[..length].starts_with(b"first\n"));
-        to.line("last", true);
-        assert_eq!(to.missing, 0);
+        sink.line("last", true);
+        assert_eq!(sink.lost, 0);
         let length = (&read).read(&mut taken).unwrap();
         let text = String::from_utf8_lossy(&taken[..length]).into_owned();
         assert!(
-            text.contains(&format!("{missing} lines")) && text.ends_with("last\n"),
+            text.contains(&format!("{lost} lines")) && text.ends_with("last\n"),
             "{text}"
         );
         drop(read);
-        to.line("unread", false);
-        assert_eq!(to.missing, 1);
-        let mut broken = To::new(File::options().write(true).open("/dev/full").unwrap());
+        sink.line("unread", false);
+        assert_eq!(sink.lost, 1);
+        let mut broken = Sink::new(File::options().write(true).open("/dev/full").unwrap());
         broken.line("nowhere", false);
-        assert_eq!(broken.missing, 1);
+        assert_eq!(broken.lost, 1);
     }
 
     #[test]
-    fn a_line_is_one_line_whatever_its_values_are() {
+    fn a_log_entry_is_one_line() {
         let written = |coloured: bool, json: bool, text: &str| {
             let (mut read, write) = pipe();
-            let to = Mutex::new(To::new(write));
-            let log = Log { to, json, coloured };
+            let sink = Mutex::new(Sink::new(write));
+            let log = Log {
+                sink,
+                json,
+                coloured,
+            };
             (&mut &log).write_all(text.as_bytes()).unwrap();
             drop(log);
             let mut text = String::new();

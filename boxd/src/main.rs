@@ -2,40 +2,40 @@
 //!
 //! # Reading order
 //! 1. `args`: the command line; `values`: parsers of its values. `config`: the configuration.
-//! 2. `local`: a runtime and its policy in this process. `connect`: the connection to a server.
-//! 3. `making`: from options to a box; `toolchains`: mounts from a home directory. `run`: `run` and `exec`; `attached`: a
+//! 2. `embedded`: a runtime and its policy in this process. `connect`: the connection to a server.
+//! 3. `create`: from options to a box; `toolchains`: mounts from a home directory. `run`: `run` and `exec`; `attached`: a
 //!    command on the streams of this process; `refused`: refused connections; `signals`, `terminal`. `boxes`, `commands`,
 //!    `tail`, `shell`, `cp`, `port` and `stats`: commands for boxes of a server.
 //! 4. `serve`: the server; `stdio`: the server of a parent process; `langbot`: settings for LangBot.
 //! 5. `backend`: the backend of the configuration. `doctor`: the check of this machine.
-//! 6. `output`, `said`, `complaint`: text and JSON output, and errors. `log`, `manual`, `complete`, `version`.
+//! 6. `output`, `stream_output`, `error_report`: text and JSON output, and errors. `log`, `manual`, `complete`, `version`.
 
 mod args;
 mod attached;
 mod backend;
 mod boxes;
 mod commands;
-mod complaint;
 mod complete;
 mod config;
 mod connect;
 mod cp;
+mod create;
 mod doctor;
+mod embedded;
+mod error_report;
 mod langbot;
-mod local;
 mod log;
-mod making;
 mod manual;
 mod output;
 mod port;
 mod refused;
 mod run;
-mod said;
 mod serve;
 mod shell;
 mod signals;
 mod stats;
 mod stdio;
+mod stream_output;
 mod tail;
 mod terminal;
 mod toolchains;
@@ -47,29 +47,29 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser as _;
 
-use crate::args::{Arguments, Command, ConfigArguments, ConfigCommand};
-use crate::boxes::Turn;
+use crate::args::{Cli, Command, ConfigArgs, ConfigCommand};
+use crate::boxes::StateChange;
 
 /// The exit code for a failure of boxd; every other code may be that of a command.
-pub(crate) const FAILED: u8 = 125;
+pub(crate) const EXIT_FAILED: u8 = 125;
 
 /// The exit code for a workspace over its quota.
-pub(crate) const OVER_QUOTA: u8 = 122;
+pub(crate) const EXIT_OVER_QUOTA: u8 = 122;
 
 /// The exit code for a closed stdout: 128 plus SIGPIPE.
-const UNHEARD: u8 = 141;
+const EXIT_BROKEN_PIPE: u8 = 141;
 
 fn main() -> ExitCode {
-    backend::serve_if_asked();
-    complete::answer_if_asked();
-    raise_descriptors();
-    let arguments = Arguments::try_parse().unwrap_or_else(|error| complaint::usage(&error));
-    match dispatch(&arguments) {
+    backend::run_fork_server_if_requested();
+    complete::run_if_requested();
+    raise_descriptor_limit();
+    let cli = Cli::try_parse().unwrap_or_else(|error| error_report::exit_with_usage(&error));
+    match dispatch(&cli) {
         Ok(code) => code,
-        Err(error) if complaint::is_unheard(&error) => ExitCode::from(UNHEARD),
+        Err(error) if error_report::is_broken_pipe(&error) => ExitCode::from(EXIT_BROKEN_PIPE),
         Err(error) => {
-            complaint::tell(&arguments, &error);
-            ExitCode::from(complaint::exit_code(&error))
+            error_report::print(&cli, &error);
+            ExitCode::from(error_report::exit_code(&error))
         }
     }
 }
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
 ///
 /// A server needs one per connection. The kernel also refuses to pass a descriptor if the user has more in flight, boxes
 /// included, than the sender may have open.
-fn raise_descriptors() {
+fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let before = getrlimit(Resource::Nofile);
     let all = Rlimit {
@@ -89,44 +89,44 @@ fn raise_descriptors() {
     let _ = setrlimit(Resource::Nofile, all);
 }
 
-fn dispatch(arguments: &Arguments) -> Result<ExitCode> {
-    match &arguments.command {
-        Command::Doctor => doctor::run(arguments.json),
+fn dispatch(cli: &Cli) -> Result<ExitCode> {
+    match &cli.command {
+        Command::Doctor => doctor::run(cli.json),
         Command::Version => {
             let contract = box_agent::CONTRACT;
             let text = format!("boxd {}\nagent contract {contract}\n", version::LONG);
-            output::say_or_json(arguments.json, &text, &version::json())?;
+            output::print_or_json(cli.json, &text, &version::json())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Config(asked) => show_config(asked, arguments.json),
+        Command::Config(args) => show_config(args, cli.json),
         Command::Completions { shell } => {
-            output::say(&complete::script(*shell)?)?;
+            output::print(&complete::script(*shell)?)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Man(asked) => manual::run(asked),
-        Command::Run(asked) => wait_for(run::run(arguments, asked)),
-        Command::Exec(asked) => wait_for(run::exec(arguments, asked)),
-        Command::Serve(asked) => wait_for(serve::run(arguments, asked)),
-        Command::Stdio(asked) => wait_for(stdio::run(asked)),
-        Command::Ps(asked) => wait_for(boxes::ps(arguments, asked)),
-        Command::Inspect(asked) => wait_for(boxes::inspect(arguments, asked)),
-        Command::Pause(asked) => wait_for(boxes::turn(arguments, asked, Turn::Pause)),
-        Command::Resume(asked) => wait_for(boxes::turn(arguments, asked, Turn::Resume)),
-        Command::Stop(asked) => wait_for(boxes::turn(arguments, asked, Turn::Stop)),
-        Command::Start(asked) => wait_for(boxes::turn(arguments, asked, Turn::Start)),
-        Command::Rm(asked) => wait_for(boxes::rm(arguments, asked)),
-        Command::Shell(asked) => wait_for(shell::run(arguments, asked)),
-        Command::Logs(asked) => wait_for(commands::logs(arguments, asked)),
-        Command::Kill(asked) => wait_for(commands::kill(arguments, asked)),
-        Command::Wait(asked) => wait_for(commands::wait(arguments, asked)),
-        Command::Cp(asked) => wait_for(cp::run(arguments, asked)),
-        Command::Port(asked) => wait_for(port::run(arguments, asked)),
-        Command::Stats(asked) => wait_for(stats::run(arguments, asked)),
+        Command::Man(args) => manual::run(args),
+        Command::Run(args) => block_on(run::run(cli, args)),
+        Command::Exec(args) => block_on(run::exec(cli, args)),
+        Command::Serve(args) => block_on(serve::run(cli, args)),
+        Command::Stdio(args) => block_on(stdio::run(args)),
+        Command::Ps(args) => block_on(boxes::ps(cli, args)),
+        Command::Inspect(args) => block_on(boxes::inspect(cli, args)),
+        Command::Pause(args) => block_on(boxes::change_state(cli, args, StateChange::Pause)),
+        Command::Resume(args) => block_on(boxes::change_state(cli, args, StateChange::Resume)),
+        Command::Stop(args) => block_on(boxes::change_state(cli, args, StateChange::Stop)),
+        Command::Start(args) => block_on(boxes::change_state(cli, args, StateChange::Start)),
+        Command::Rm(args) => block_on(boxes::rm(cli, args)),
+        Command::Shell(args) => block_on(shell::run(cli, args)),
+        Command::Logs(args) => block_on(commands::logs(cli, args)),
+        Command::Kill(args) => block_on(commands::kill(cli, args)),
+        Command::Wait(args) => block_on(commands::wait(cli, args)),
+        Command::Cp(args) => block_on(cp::run(cli, args)),
+        Command::Port(args) => block_on(port::run(cli, args)),
+        Command::Stats(args) => block_on(stats::run(cli, args)),
     }
 }
 
 /// Runs a future to its end on a new runtime.
-fn wait_for(work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+fn block_on(work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -136,23 +136,23 @@ fn wait_for(work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
     code
 }
 
-fn show_config(asked: &ConfigArguments, json: bool) -> Result<ExitCode> {
-    let page = match asked.what {
+fn show_config(args: &ConfigArgs, json: bool) -> Result<ExitCode> {
+    let page = match args.command {
         ConfigCommand::Example => Some(config::example()),
         ConfigCommand::Reference => Some(config::reference()),
         ConfigCommand::Show | ConfigCommand::Check => None,
     };
     if let Some(page) = page {
-        output::say(&page)?;
+        output::print(&page)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (config, values) = config::load(asked.config.as_deref(), config::variables()?, Vec::new())?;
-    if let ConfigCommand::Show = asked.what {
-        output::say(&config::show(&values, json))?;
+    let (config, values) = config::load(args.config.as_deref(), config::variables()?, Vec::new())?;
+    if let ConfigCommand::Show = args.command {
+        output::print(&config::show(&values, json))?;
     } else {
         serve::check(&config)?;
         let text = "configuration is valid\n";
-        output::say_or_json(json, text, &serde_json::json!({"usable": true}))?;
+        output::print_or_json(json, text, &serde_json::json!({"usable": true}))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,18 +6,18 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::CommandFactory as _;
 
-use crate::args::{Arguments, ManArguments};
+use crate::args::{Cli, ManArgs};
 use crate::output;
 
 /// `boxd man`.
-pub(crate) fn run(asked: &ManArguments) -> Result<ExitCode> {
-    let mut program = Arguments::command();
+pub(crate) fn run(args: &ManArgs) -> Result<ExitCode> {
+    let mut program = Cli::command();
     program.build();
-    if let Some(directory) = &asked.directory {
+    if let Some(directory) = &args.directory {
         write(program, directory)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let page = match &asked.command {
+    let page = match &args.command {
         None => program,
         Some(name) => {
             let found = program.find_subcommand(name).cloned();
@@ -26,7 +26,7 @@ pub(crate) fn run(asked: &ManArguments) -> Result<ExitCode> {
     };
     let mut text = Vec::new();
     clap_mangen::Man::new(page).render(&mut text)?;
-    output::say(&String::from_utf8_lossy(&text))?;
+    output::print(&String::from_utf8_lossy(&text))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,23 +12,23 @@ use crate::terminal;
 /// Prints to stdout.
 ///
 /// If the reader has closed the pipe, as `head` does, this fails with a broken pipe, and boxd exits without a message.
-pub(crate) fn say(text: &str) -> io::Result<()> {
+pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
 /// Prints a line to stderr and ignores errors.
-pub(crate) fn complain(line: &str) {
+pub(crate) fn eprintln(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// Prints which fields of a request the server's profile changed.
-pub(crate) fn tell_adjusted(adjusted: &[box_protocol::Adjusted]) {
+pub(crate) fn report_adjusted(adjusted: &[box_protocol::Adjusted]) {
     for one in adjusted {
-        let (field, asked, given) = (&one.field, &one.asked, &one.given);
-        complain(&format!(
-            "boxd: {field}: {given} instead of {asked}; set by the profile"
+        let (field, requested, given) = (&one.field, &one.asked, &one.given);
+        eprintln(&format!(
+            "boxd: {field}: {given} instead of {requested}; set by the profile"
         ));
     }
 }
@@ -91,11 +91,11 @@ pub(crate) fn lines(items: impl IntoIterator<Item = impl std::fmt::Display>) -> 
 }
 
 /// Prints the text, or the value as JSON.
-pub(crate) fn say_or_json(json: bool, text: &str, value: &impl Serialize) -> io::Result<()> {
+pub(crate) fn print_or_json(json: bool, text: &str, value: &impl Serialize) -> io::Result<()> {
     if json {
-        say(&self::json(value)?)
+        print(&self::json(value)?)
     } else {
-        say(text)
+        print(text)
     }
 }
 
@@ -122,24 +122,26 @@ pub(crate) fn wrapped(text: &str) -> String {
 
 /// Wraps one line, and indents the rest to its last column.
 fn wrap(line: &str, width: usize) -> String {
-    let long = |text: &str| text.chars().count();
-    let margin = long(line) - long(line.trim_start());
-    let column = line.rfind("  ").map_or(0, |place| long(&line[..place + 2]));
+    let width_of = |text: &str| text.chars().count();
+    let margin = width_of(line) - width_of(line.trim_start());
+    let column = line
+        .rfind("  ")
+        .map_or(0, |index| width_of(&line[..index + 2]));
     // A column beyond half the width leaves too little room.
     let indent = column.max(margin).min(width / 2);
     let mut text = String::new();
     let mut used = 0;
-    for (place, word) in line.split(' ').enumerate() {
-        if place > 0 && used + 1 + long(word) > width && used > indent {
+    for (index, word) in line.split(' ').enumerate() {
+        if index > 0 && used + 1 + width_of(word) > width && used > indent {
             text.push('\n');
             text.extend(std::iter::repeat_n(' ', indent));
             used = indent;
-        } else if place > 0 {
+        } else if index > 0 {
             text.push(' ');
             used += 1;
         }
         text.push_str(word);
-        used += long(word);
+        used += width_of(word);
     }
     text.push('\n');
     text
@@ -153,25 +155,28 @@ pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> String {
     layout(heads, &rows, width(), colours())
 }
 
-fn layout(heads: &[&str], rows: &[Vec<String>], width: Option<usize>, coloured: bool) -> String {
+fn layout(heads: &[&str], rows: &[Vec<String>], width: Option<usize>, colored: bool) -> String {
     const GAP: usize = 2;
-    let long = |text: &str| text.chars().count();
-    let mut widths: Vec<usize> = heads.iter().map(|head| long(head)).collect();
+    let width_of = |text: &str| text.chars().count();
+    let mut widths: Vec<usize> = heads.iter().map(|head| width_of(head)).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(long(cell));
+            *width = (*width).max(width_of(cell));
         }
     }
     let line = |cells: &[&str]| {
         let mut text = String::new();
-        for (place, cell) in cells.iter().enumerate() {
+        for (index, cell) in cells.iter().enumerate() {
             text.push_str(cell);
-            if place + 1 < cells.len() {
-                text.extend(std::iter::repeat_n(' ', widths[place] - long(cell) + GAP));
+            if index + 1 < cells.len() {
+                text.extend(std::iter::repeat_n(
+                    ' ',
+                    widths[index] - width_of(cell) + GAP,
+                ));
             }
         }
         match width {
-            Some(width) if long(&text) > width => {
+            Some(width) if width_of(&text) > width => {
                 let kept: String = text.chars().take(width.saturating_sub(1)).collect();
                 format!("{}…", kept.trim_end())
             }
@@ -179,7 +184,7 @@ fn layout(heads: &[&str], rows: &[Vec<String>], width: Option<usize>, coloured: 
         }
     };
     let head = line(heads);
-    let mut text = if coloured {
+    let mut text = if colored {
         format!("\x1b[1m{head}\x1b[0m\n")
     } else {
         format!("{head}\n")
@@ -197,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_line_goes_on_below_its_last_column() {
+    fn a_long_line_wraps_below_its_last_column() {
         assert_eq!(wrap("short", 20), "short\n");
         assert_eq!(
             wrap("  yes  some words that are long", 20),
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_that_a_terminal_obeys_or_hides() {
+    fn control_and_invisible_characters_are_escaped() {
         assert_eq!(visible("a é…😀"), "a é…😀");
         assert_eq!(
             visible("a\x1b[2J\u{9b}2J\u{202e}b\n"),
@@ -230,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_lines_up_and_fits() {
+    fn a_table_is_aligned_and_fits_the_terminal() {
         let rows = [
             vec!["a".to_owned(), "long text".to_owned()],
             vec!["bcd".to_owned(), "é".to_owned()],

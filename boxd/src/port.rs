@@ -4,14 +4,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::args::{Arguments, PortArguments};
+use crate::args::{Cli, PortArgs};
 use crate::{connect, output};
 
 /// `boxd port`.
-pub(crate) async fn run(arguments: &Arguments, asked: &PortArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let there = client.open(&asked.name).await?;
-    let shared = there.share_port(asked.port, asked.lasting).await?;
-    output::say_or_json(arguments.json, &output::lines([&shared.url]), &shared)?;
+pub(crate) async fn run(cli: &Cli, args: &PortArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    let handle = client.open(&args.name).await?;
+    let shared = handle.share_port(args.port, args.expires_after).await?;
+    output::print_or_json(cli.json, &output::lines([&shared.url]), &shared)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -11,32 +11,32 @@ use serde_json::json;
 use crate::output;
 
 /// The interval between two checks.
-const EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A destination, and the reason of the refusal.
 type Key = (String, String);
 
 /// The refusals before the command, and those already printed.
-pub(crate) struct Refused<'a> {
-    there: &'a BoxHandle,
+pub(crate) struct RefusalWatch<'a> {
+    handle: &'a BoxHandle,
     before: HashMap<Key, UnixMs>,
-    told: HashSet<Key>,
+    printed: HashSet<Key>,
     json: bool,
 }
 
-impl<'a> Refused<'a> {
+impl<'a> RefusalWatch<'a> {
     /// Watches from now on; `None` if the box has no network.
-    pub(crate) async fn from_now(there: &'a BoxHandle, json: bool) -> Option<Self> {
-        if there.network() == Network::Off {
+    pub(crate) async fn start(handle: &'a BoxHandle, json: bool) -> Option<Self> {
+        if handle.network() == Network::Off {
             return None;
         }
         let mut refused = Self {
-            there,
+            handle,
             before: HashMap::new(),
-            told: HashSet::new(),
+            printed: HashSet::new(),
             json,
         };
-        if there.existed() {
+        if handle.existed() {
             let before = refused.list().await.into_iter();
             refused.before = before.map(|refused| (key(&refused), refused.at)).collect();
         }
@@ -46,24 +46,24 @@ impl<'a> Refused<'a> {
     /// Prints each new destination once, until dropped.
     pub(crate) async fn watch(&mut self) -> ! {
         loop {
-            tokio::time::sleep(EVERY).await;
-            self.tell().await;
+            tokio::time::sleep(INTERVAL).await;
+            self.print_new().await;
         }
     }
 
     /// Prints each destination that was not printed yet.
-    pub(crate) async fn tell(&mut self) {
+    pub(crate) async fn print_new(&mut self) {
         for refused in self.list().await {
             let key = key(&refused);
-            if self.before.get(&key) != Some(&refused.at) && self.told.insert(key) {
-                say(&refused, self.json);
+            if self.before.get(&key) != Some(&refused.at) && self.printed.insert(key) {
+                print(&refused, self.json);
             }
         }
     }
 
     /// The refused destinations; none if the box or the server is gone.
     async fn list(&self) -> Vec<RefusedConnection> {
-        let stats = self.there.stats().await;
+        let stats = self.handle.stats().await;
         stats.map_or_else(|_| Vec::new(), |stats| stats.network_refused_to)
     }
 }
@@ -72,17 +72,20 @@ fn key(refused: &RefusedConnection) -> Key {
     (refused.to.clone(), refused.why.clone())
 }
 
-fn say(refused: &RefusedConnection, json: bool) {
+fn print(refused: &RefusedConnection, json: bool) {
     if json {
-        return output::complain(&json!({ "refused": refused }).to_string());
+        return output::eprintln(&json!({ "refused": refused }).to_string());
     }
     let to = output::visible(&refused.to);
-    output::complain(&format!("boxd: refused {to} ({})", words(&refused.why)));
+    output::eprintln(&format!(
+        "boxd: refused {to} ({})",
+        explanation(&refused.why)
+    ));
 }
 
 /// The explanation of a reason, with the setting that changes it.
-fn words(why: &str) -> &str {
-    match why {
+fn explanation(reason: &str) -> &str {
+    match reason {
         "unlisted" => "not in --allow",
         "denied" => "denied by the box's network policy",
         "operator_unlisted" => "not in network.allow of the configuration",

@@ -6,59 +6,59 @@ use anyhow::{Result, anyhow};
 use box_client::{BoxHandle, CommandBuilder, Exit, ShellRunBuilder};
 use box_protocol::LifetimeChange;
 
-use crate::args::{Arguments, ExecArguments, Manner, Program, RunArguments};
-use crate::attached::{self, MADE_WITH_MORE, code_of, explain, more_memory};
-use crate::refused::Refused;
-use crate::{connect, making, output, said, values};
+use crate::args::{Cli, ExecArgs, ExecOptions, Program, RunArgs};
+use crate::attached::{self, RECREATE_HINT, exit_code, memory_hint, report_abnormal_exit};
+use crate::refused::RefusalWatch;
+use crate::{connect, create, output, stream_output, values};
 
 /// Idle milliseconds after which a box of a detached command with `--rm` is deleted.
-const AFTER_DETACHED_MS: u64 = 10_000;
+const DETACHED_IDLE_MS: u64 = 10_000;
 
 /// `boxd run`.
-pub(crate) async fn run(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode> {
-    if asked.detach {
-        return detach(arguments, asked).await;
+pub(crate) async fn run(cli: &Cli, args: &RunArgs) -> Result<ExitCode> {
+    if args.detach {
+        return detach(cli, args).await;
     }
-    let work = async |there: &BoxHandle| go(arguments, there, asked).await;
-    match &asked.name {
-        Some(name) if asked.rm => making::briefly(arguments, &asked.options, name, work).await,
+    let work = async |handle: &BoxHandle| run_in_box(cli, handle, args).await;
+    match &args.name {
+        Some(name) if args.rm => create::in_new_box(cli, &args.options, name, work).await,
         Some(name) => {
-            let there = making::named(arguments, &asked.options, name).await?;
-            work(&there).await
+            let handle = create::open_named(cli, &args.options, name).await?;
+            work(&handle).await
         }
-        None => making::alone(arguments, &asked.options, work).await,
+        None => create::in_temporary_box(cli, &args.options, work).await,
     }
 }
 
 /// Starts a detached command in a box of the server.
-async fn detach(arguments: &Arguments, asked: &RunArguments) -> Result<ExitCode> {
-    let name = asked.name.clone().unwrap_or_else(making::fresh_name);
-    let there = if asked.rm {
-        making::new(arguments, &asked.options, &name).await?
+async fn detach(cli: &Cli, args: &RunArgs) -> Result<ExitCode> {
+    let name = args.name.clone().unwrap_or_else(create::generated_name);
+    let handle = if args.rm {
+        create::create_new(cli, &args.options, &name).await?
     } else {
-        making::named(arguments, &asked.options, &name).await?
+        create::open_named(cli, &args.options, &name).await?
     };
-    if asked.rm {
+    if args.rm {
         let change = LifetimeChange {
-            idle_ms: Some(Some(AFTER_DETACHED_MS)),
+            idle_ms: Some(Some(DETACHED_IDLE_MS)),
             ..LifetimeChange::default()
         };
-        there.update_lifetime(change).await?;
+        handle.update_lifetime(change).await?;
     }
-    let command = command(&there, &asked.program, &asked.manner)?;
-    leave(arguments, &there, command).await
+    let command = command(&handle, &args.program, &args.exec_options)?;
+    start_detached(cli, &handle, command).await
 }
 
 /// Starts a detached command and prints `BOX/COMMAND`.
-async fn leave(
-    arguments: &Arguments,
-    there: &BoxHandle,
+async fn start_detached(
+    cli: &Cli,
+    handle: &BoxHandle,
     command: CommandBuilder,
 ) -> Result<ExitCode> {
     let started = command.detached().start().await?;
-    let name = format!("{}/{}", there.id(), started.id());
-    output::say_or_json(
-        arguments.json,
+    let name = format!("{}/{}", handle.id(), started.id());
+    output::print_or_json(
+        cli.json,
         &format!("{name}\n"),
         &serde_json::json!({"command": name}),
     )?;
@@ -66,39 +66,39 @@ async fn leave(
 }
 
 /// `boxd exec`.
-pub(crate) async fn exec(arguments: &Arguments, asked: &ExecArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let there = client.open(&asked.name).await?;
-    if let (Some(shell), Some(text)) = (&asked.shell, &asked.program.text) {
-        let run = in_shell(&there, shell, text, asked).await?;
-        let running = attached::run_in_shell(run, &asked.manner, arguments.json);
-        let exit = watched(arguments, &there, &asked.manner, running).await?;
-        return ended(arguments, &exit, MADE_WITH_MORE);
+pub(crate) async fn exec(cli: &Cli, args: &ExecArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    let handle = client.open(&args.name).await?;
+    if let (Some(shell), Some(text)) = (&args.shell, &args.program.text) {
+        let run = shell_run(&handle, shell, text, args).await?;
+        let running = attached::run_in_shell(run, &args.exec_options, cli.json);
+        let exit = with_refusal_reports(cli, &handle, &args.exec_options, running).await?;
+        return finish(cli, &exit, RECREATE_HINT);
     }
-    let mut command = command(&there, &asked.program, &asked.manner)?;
-    if let Some(id) = &asked.id {
+    let mut command = command(&handle, &args.program, &args.exec_options)?;
+    if let Some(id) = &args.id {
         command = command.id(id);
     }
-    if asked.detach {
-        return leave(arguments, &there, command).await;
+    if args.detach {
+        return start_detached(cli, &handle, command).await;
     }
-    let running = attached::run(command, &asked.manner, arguments.json);
-    let exit = watched(arguments, &there, &asked.manner, running).await?;
-    ended(arguments, &exit, MADE_WITH_MORE)
+    let running = attached::run(command, &args.exec_options, cli.json);
+    let exit = with_refusal_reports(cli, &handle, &args.exec_options, running).await?;
+    finish(cli, &exit, RECREATE_HINT)
 }
 
 /// Prints refused connections while a command runs, or after it if the command has the terminal.
-async fn watched(
-    arguments: &Arguments,
-    there: &BoxHandle,
-    manner: &Manner,
+async fn with_refusal_reports(
+    cli: &Cli,
+    handle: &BoxHandle,
+    exec_options: &ExecOptions,
     running: impl Future<Output = Result<Exit>>,
 ) -> Result<Exit> {
     let running = Box::pin(running);
-    let Some(mut refused) = Refused::from_now(there, arguments.json).await else {
+    let Some(mut refused) = RefusalWatch::start(handle, cli.json).await else {
         return running.await;
     };
-    let exit = if manner.tty {
+    let exit = if exec_options.tty {
         running.await
     } else {
         tokio::select! {
@@ -106,68 +106,72 @@ async fn watched(
             never = refused.watch() => never,
         }
     };
-    refused.tell().await;
+    refused.print_new().await;
     exit
 }
 
 /// Runs the text in a named shell.
-async fn in_shell(
-    there: &BoxHandle,
+async fn shell_run(
+    handle: &BoxHandle,
     shell: &str,
     text: &str,
-    asked: &ExecArguments,
+    args: &ExecArgs,
 ) -> Result<ShellRunBuilder> {
-    let mut run = there.shell(shell).open().await?.run(text);
-    if let Some(id) = &asked.id {
+    let mut run = handle.shell(shell).open().await?.run(text);
+    if let Some(id) = &args.id {
         run = run.id(id);
     }
-    for text in &asked.manner.env {
+    for text in &args.exec_options.env {
         let (name, value) = values::variable(text)?;
         run = run.env(name, value);
     }
-    if let Some(workdir) = &asked.manner.workdir {
+    if let Some(workdir) = &args.exec_options.workdir {
         run = run.cwd(workdir);
     }
-    if let Some(timeout) = asked.manner.timeout {
+    if let Some(timeout) = args.exec_options.timeout {
         run = run.timeout(timeout);
     }
     Ok(run)
 }
 
-async fn go(arguments: &Arguments, there: &BoxHandle, asked: &RunArguments) -> Result<ExitCode> {
-    let command = command(there, &asked.program, &asked.manner)?;
-    let running = attached::run(command, &asked.manner, arguments.json);
-    let exit = watched(arguments, there, &asked.manner, running).await?;
-    ended(arguments, &exit, more_memory(there))
+async fn run_in_box(cli: &Cli, handle: &BoxHandle, args: &RunArgs) -> Result<ExitCode> {
+    let command = command(handle, &args.program, &args.exec_options)?;
+    let running = attached::run(command, &args.exec_options, cli.json);
+    let exit = with_refusal_reports(cli, handle, &args.exec_options, running).await?;
+    finish(cli, &exit, memory_hint(handle))
 }
 
-fn ended(arguments: &Arguments, exit: &Exit, more_memory: &str) -> Result<ExitCode> {
-    if arguments.json {
-        said::line(&serde_json::json!({"exit": exit}))?;
+fn finish(cli: &Cli, exit: &Exit, memory_hint: &str) -> Result<ExitCode> {
+    if cli.json {
+        stream_output::print_json_line(&serde_json::json!({"exit": exit}))?;
     } else {
-        explain(exit, "; raise --timeout", more_memory);
+        report_abnormal_exit(exit, "; raise --timeout", memory_hint);
     }
-    Ok(code_of(exit))
+    Ok(exit_code(exit))
 }
 
 /// Builds the requested command.
-fn command(there: &BoxHandle, program: &Program, manner: &Manner) -> Result<CommandBuilder> {
+fn command(
+    handle: &BoxHandle,
+    program: &Program,
+    exec_options: &ExecOptions,
+) -> Result<CommandBuilder> {
     let mut command = match &program.text {
-        Some(text) => there.command(text),
+        Some(text) => handle.command(text),
         None if program.argv.is_empty() => return Err(anyhow!("no command given")),
-        None => there.program(program.argv.clone()),
+        None => handle.program(program.argv.clone()),
     };
-    for text in &manner.env {
+    for text in &exec_options.env {
         let (name, value) = values::variable(text)?;
         command = command.env(name, value);
     }
-    if let Some(workdir) = &manner.workdir {
+    if let Some(workdir) = &exec_options.workdir {
         command = command.cwd(workdir);
     }
-    if let Some(timeout) = manner.timeout {
+    if let Some(timeout) = exec_options.timeout {
         command = command.timeout(timeout);
     }
-    if let Some(user) = &manner.user {
+    if let Some(user) = &exec_options.user {
         command = command.user(user);
     }
     Ok(command)

@@ -5,31 +5,31 @@ use std::process::ExitCode;
 use anyhow::Result;
 use box_client::BoxHandle;
 
-use crate::args::{Arguments, Manner, ShellArguments};
-use crate::attached::{self, code_of, explain, more_memory};
-use crate::making;
+use crate::args::{Cli, ExecOptions, ShellArgs};
+use crate::attached::{self, exit_code, memory_hint, report_abnormal_exit};
+use crate::create;
 
 /// `boxd shell`.
-pub(crate) async fn run(arguments: &Arguments, asked: &ShellArguments) -> Result<ExitCode> {
-    let Some(name) = &asked.name else {
-        let work = async |there: &BoxHandle| open(there, asked).await;
-        return making::alone(arguments, &asked.options, work).await;
+pub(crate) async fn run(cli: &Cli, args: &ShellArgs) -> Result<ExitCode> {
+    let Some(name) = &args.name else {
+        let work = async |handle: &BoxHandle| open(handle, args).await;
+        return create::in_temporary_box(cli, &args.options, work).await;
     };
-    let there = making::named(arguments, &asked.options, name).await?;
-    open(&there, asked).await
+    let handle = create::open_named(cli, &args.options, name).await?;
+    open(&handle, args).await
 }
 
-async fn open(there: &BoxHandle, asked: &ShellArguments) -> Result<ExitCode> {
-    let shell = match &asked.shell {
-        Some(shell) => there.program([shell.as_str(), "-i"]),
+async fn open(handle: &BoxHandle, args: &ShellArgs) -> Result<ExitCode> {
+    let shell = match &args.shell {
+        Some(shell) => handle.program([shell.as_str(), "-i"]),
         // The shell that runs the texts of the box runs this one.
-        None => there.command(r#"exec "$0" -i"#),
+        None => handle.command(r#"exec "$0" -i"#),
     };
-    let manner = Manner {
+    let exec_options = ExecOptions {
         tty: true,
-        ..Manner::default()
+        ..ExecOptions::default()
     };
-    let exit = attached::run(shell, &manner, false).await?;
-    explain(&exit, "", more_memory(there));
-    Ok(code_of(&exit))
+    let exit = attached::run(shell, &exec_options, false).await?;
+    report_abnormal_exit(&exit, "", memory_hint(handle));
+    Ok(exit_code(&exit))
 }

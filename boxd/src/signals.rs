@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::{output, terminal};
 
 /// How long a server may take to confirm a signal. Afterwards the signal ends this process.
-pub(crate) const ANSWER: Duration = Duration::from_secs(3);
+pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a command may take to end after its terminal has gone.
 const GRACE: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(5);
 type Started = watch::Receiver<Option<CommandControl>>;
 
 /// A forwarded signal: its number and its name.
-pub(crate) type Told = (i32, &'static str);
+pub(crate) type ForwardedSignal = (i32, &'static str);
 
 /// The signals of this process, caught before the command starts so that none is lost.
 pub(crate) struct Signals {
@@ -37,55 +37,55 @@ impl Signals {
     /// Catches signals, except those that were ignored at the start, as with `nohup`.
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
-        let heard = |kind: SignalKind| {
+        let caught = |kind: SignalKind| {
             let bit = u32::try_from(kind.as_raw_value() - 1).unwrap_or(0);
-            let listened = ignored.checked_shr(bit).unwrap_or(0) & 1 == 0;
-            listened.then(|| signal(kind)).transpose()
+            let is_caught = ignored.checked_shr(bit).unwrap_or(0) & 1 == 0;
+            is_caught.then(|| signal(kind)).transpose()
         };
         Ok(Self {
-            interrupt: heard(SignalKind::interrupt())?,
-            quit: heard(SignalKind::quit())?,
-            terminate: heard(SignalKind::terminate())?,
-            hangup: heard(SignalKind::hangup())?,
-            resized: heard(SignalKind::window_change())?,
+            interrupt: caught(SignalKind::interrupt())?,
+            quit: caught(SignalKind::quit())?,
+            terminate: caught(SignalKind::terminate())?,
+            hangup: caught(SignalKind::hangup())?,
+            resized: caught(SignalKind::window_change())?,
         })
     }
 
     /// The next signal for the command.
-    pub(crate) async fn next(&mut self) -> Told {
+    pub(crate) async fn next(&mut self) -> ForwardedSignal {
         let number = |kind: SignalKind| kind.as_raw_value();
         tokio::select! {
-            () = told(&mut self.interrupt) => (number(SignalKind::interrupt()), "INT"),
-            () = told(&mut self.quit) => (number(SignalKind::quit()), "QUIT"),
-            () = told(&mut self.terminate) => (number(SignalKind::terminate()), "TERM"),
-            () = told(&mut self.hangup) => (number(SignalKind::hangup()), "HUP"),
+            () = received(&mut self.interrupt) => (number(SignalKind::interrupt()), "INT"),
+            () = received(&mut self.quit) => (number(SignalKind::quit()), "QUIT"),
+            () = received(&mut self.terminate) => (number(SignalKind::terminate()), "TERM"),
+            () = received(&mut self.hangup) => (number(SignalKind::hangup()), "HUP"),
         }
     }
 
     /// Forwards signals to the command; a second one kills it.
     ///
     /// On a terminal, keys such as Ctrl-C are input already. Returns the number of a signal that could not be forwarded.
-    pub(crate) async fn pass(mut self, command: Started, tty: bool) -> i32 {
-        let mut passing = JoinSet::new();
+    pub(crate) async fn forward(mut self, command: Started, tty: bool) -> i32 {
+        let mut forwarding = JoinSet::new();
         let mut resized = self.resized.take();
-        let mut again = false;
+        let mut repeated = false;
         loop {
             tokio::select! {
                 signal = self.next() => {
-                    passing.spawn(pass_on(command.clone(), signal, tty, again));
-                    again = true;
+                    forwarding.spawn(forward_one(command.clone(), signal, tty, repeated));
+                    repeated = true;
                 }
-                () = told(&mut resized) => {
+                () = received(&mut resized) => {
                     let size = terminal::size().filter(|_| tty);
                     if let (Some((cols, rows)), Some(command)) = (size, command.borrow().clone()) {
-                        passing.spawn(async move {
+                        forwarding.spawn(async move {
                             let _ = command.resize(cols, rows).await;
                             Ok(())
                         });
                     }
                 }
-                Some(passed) = passing.join_next(), if !passing.is_empty() => {
-                    if let Ok(Err(signal)) = passed {
+                Some(forwarded) = forwarding.join_next(), if !forwarding.is_empty() => {
+                    if let Ok(Err(signal)) = forwarded {
                         return signal;
                     }
                 }
@@ -95,53 +95,53 @@ impl Signals {
 }
 
 /// Forwards one signal; returns its number if the server did not confirm it.
-async fn pass_on(
+async fn forward_one(
     mut command: Started,
-    (number, name): Told,
+    (number, name): ForwardedSignal,
     tty: bool,
-    again: bool,
+    repeated: bool,
 ) -> Result<(), i32> {
     // The end of this process takes the terminal away. A shell on a terminal ignores every signal but a hangup.
-    let hangs_up = tty && !again && matches!(name, "TERM" | "HUP");
-    let passed = async {
-        let Some(command) = known(&mut command).await else {
+    let hangs_up = tty && !repeated && matches!(name, "TERM" | "HUP");
+    let forwarded = async {
+        let Some(command) = wait_started(&mut command).await else {
             return Ok(());
         };
-        match (again, hangs_up) {
+        match (repeated, hangs_up) {
             (true, _) => command.kill().await,
             (false, true) => command.signal("HUP").await,
             (false, false) => command.signal(name).await,
         }
     };
-    answered(passed, number).await?;
+    confirmed(forwarded, number).await?;
     if hangs_up {
         tokio::time::sleep(GRACE).await;
         let command = command.borrow().clone();
         if let Some(command) = command {
-            answered(command.kill(), number).await?;
+            confirmed(command.kill(), number).await?;
         }
     }
     Ok(())
 }
 
 /// Waits for the start of the command; `None` if it does not start.
-async fn known(command: &mut Started) -> Option<CommandControl> {
+async fn wait_started(command: &mut Started) -> Option<CommandControl> {
     let started = command.wait_for(Option::is_some).await;
     started.ok().and_then(|command| command.clone())
 }
 
-async fn answered(
-    asked: impl Future<Output = Result<(), ClientError>>,
+async fn confirmed(
+    confirmation: impl Future<Output = Result<(), ClientError>>,
     number: i32,
 ) -> Result<(), i32> {
-    match timeout(ANSWER, asked).await {
+    match timeout(CONFIRM_TIMEOUT, confirmation).await {
         Ok(Ok(())) => Ok(()),
         _ => Err(number),
     }
 }
 
 /// Runs work without a command; after a signal it has a short time to finish.
-pub(crate) async fn unless_told<T>(work: impl Future<Output = T>) -> T {
+pub(crate) async fn finish_before_exit<T>(work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     let Ok(mut signals) = Signals::listen() else {
         return work.await;
@@ -150,19 +150,19 @@ pub(crate) async fn unless_told<T>(work: impl Future<Output = T>) -> T {
         done = &mut work => return done,
         (number, _) = signals.next() => number,
     };
-    match timeout(ANSWER, work).await {
+    match timeout(CONFIRM_TIMEOUT, work).await {
         Ok(done) => done,
-        Err(_) => leave(number),
+        Err(_) => exit_by_signal(number),
     }
 }
 
 /// Exits as if by the signal. The caller must have restored the terminal.
-pub(crate) fn leave(number: i32) -> ! {
-    output::complain("boxd: the server does not respond; commands on it may still be running");
+pub(crate) fn exit_by_signal(number: i32) -> ! {
+    output::eprintln("boxd: the server does not respond; commands on it may still be running");
     std::process::exit(128 + number)
 }
 
-async fn told(signal: &mut Option<Signal>) {
+async fn received(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => drop(signal.recv().await),
         None => pending().await,

@@ -10,51 +10,51 @@ use box_client::BoxClient;
 use box_protocol::actions::BoxStatsResult;
 use serde_json::json;
 
-use crate::args::{Arguments, StatsArguments};
+use crate::args::{Cli, StatsArgs};
 use crate::{boxes, connect, output};
 
 /// The interval between two updates.
-const EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// `boxd stats`.
-pub(crate) async fn run(arguments: &Arguments, asked: &StatsArguments) -> Result<ExitCode> {
-    let client = connect::server(arguments).await?;
-    let mut before = take(&client, &asked.names).await?;
-    let live = !asked.once && !arguments.json && std::io::stdout().is_terminal();
+pub(crate) async fn run(cli: &Cli, args: &StatsArgs) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    let mut before = sample(&client, &args.names).await?;
+    let live = !args.once && !cli.json && std::io::stdout().is_terminal();
     loop {
-        tokio::time::sleep(EVERY).await;
-        let now = take(&client, &asked.names).await?;
+        tokio::time::sleep(INTERVAL).await;
+        let now = sample(&client, &args.names).await?;
         let text = table(&before, &now);
         if !live {
             let all: HashMap<_, _> = now
                 .iter()
                 .map(|(name, stats)| (name, json!(stats)))
                 .collect();
-            output::say_or_json(arguments.json, &text, &all)?;
+            output::print_or_json(cli.json, &text, &all)?;
             return Ok(ExitCode::SUCCESS);
         }
         // Move to the top and clear the screen below.
-        output::say(&format!("\x1b[H\x1b[J{text}"))?;
+        output::print(&format!("\x1b[H\x1b[J{text}"))?;
         before = now;
     }
 }
 
 /// The usage of the given boxes, or of all; skips a box that ends meanwhile.
-async fn take(client: &BoxClient, asked: &[String]) -> Result<Vec<(String, BoxStatsResult)>> {
-    let names = if asked.is_empty() {
-        let all = boxes::all(client).await?;
+async fn sample(client: &BoxClient, args: &[String]) -> Result<Vec<(String, BoxStatsResult)>> {
+    let names = if args.is_empty() {
+        let all = boxes::list_all(client).await?;
         all.iter().map(|info| info.box_id.to_string()).collect()
     } else {
-        asked.to_vec()
+        args.to_vec()
     };
     let mut found = Vec::new();
     for name in names {
-        let figures = async { client.open(&name).await?.stats().await };
-        match figures.await {
+        let stats = async { client.open(&name).await?.stats().await };
+        match stats.await {
             Ok(stats) => found.push((name, stats)),
             // A paused or stopped box has no agent to ask.
             Err(error) if error.is_conflict() => found.push((name, BoxStatsResult::default())),
-            Err(error) if error.is_not_found() && asked.is_empty() => {}
+            Err(error) if error.is_not_found() && args.is_empty() => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -99,11 +99,11 @@ fn percent(before: &BoxStatsResult, now: &BoxStatsResult) -> Option<String> {
 /// Formats bytes in their largest unit.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let place = (count.max(1).ilog2() / 10).min(4);
-    let tenths = (u128::from(count) * 10) >> (10 * place);
-    match place {
+    let unit = (count.max(1).ilog2() / 10).min(4);
+    let tenths = (u128::from(count) * 10) >> (10 * unit);
+    match unit {
         0 => format!("{count} B"),
-        _ => format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[place as usize]),
+        _ => format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit as usize]),
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_told_in_their_largest_unit() {
+    fn bytes_use_their_largest_unit() {
         for (count, text) in [
             (0, "0 B"),
             (1023, "1023 B"),

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use box_client::{Chunk, Offsets, StreamName};
 
 /// The maximum number of lines to search for; beyond it, all output is printed.
-pub(crate) const MOST: usize = 1 << 20;
+pub(crate) const MAX_LINES: usize = 1 << 20;
 
 /// Finds the offset of the last lines in each stream, from the last chunks of the output.
 #[derive(Debug)]
 pub(crate) struct Tail {
     lines: usize,
     /// The last complete lines, in the order of their ends.
-    ended: VecDeque<Line>,
+    complete: VecDeque<Line>,
     /// The incomplete line of each stream.
     stdout: Option<Line>,
     stderr: Option<Line>,
@@ -24,14 +24,14 @@ struct Line {
     stream: StreamName,
     start: u64,
     /// Whether it may begin before the first chunk.
-    cut: bool,
+    partial: bool,
 }
 
 impl Tail {
     pub(crate) fn new(lines: usize) -> Self {
         Self {
             lines,
-            ended: VecDeque::new(),
+            complete: VecDeque::new(),
             stdout: None,
             stderr: None,
             ends: Offsets::default(),
@@ -39,7 +39,7 @@ impl Tail {
     }
 
     /// Adds the next chunk.
-    pub(crate) fn take(&mut self, chunk: &Chunk) {
+    pub(crate) fn push(&mut self, chunk: &Chunk) {
         match chunk {
             Chunk::Output {
                 stream,
@@ -52,14 +52,14 @@ impl Tail {
                 offset,
                 bytes,
             } => {
-                *self.open(*stream) = None;
+                *self.incomplete(*stream) = None;
                 *self.ends.of_mut(*stream) = offset.saturating_add(*bytes);
             }
             _ => {}
         }
     }
 
-    fn open(&mut self, stream: StreamName) -> &mut Option<Line> {
+    fn incomplete(&mut self, stream: StreamName) -> &mut Option<Line> {
         match stream {
             StreamName::Stdout => &mut self.stdout,
             StreamName::Stderr => &mut self.stderr,
@@ -68,21 +68,21 @@ impl Tail {
 
     fn output(&mut self, stream: StreamName, offset: u64, data: &[u8]) {
         let mut at = offset;
-        for piece in data.split_inclusive(|byte| *byte == b'\n') {
+        for line_bytes in data.split_inclusive(|byte| *byte == b'\n') {
             // A line after a known line begins at its offset; the first line of a stream may begin earlier.
             let follows = at > 0 && self.ends.of(stream) == at;
-            let line = *self.open(stream).get_or_insert(Line {
+            let line = *self.incomplete(stream).get_or_insert(Line {
                 stream,
                 start: at,
-                cut: at > 0 && !follows,
+                partial: at > 0 && !follows,
             });
-            at = at.saturating_add(piece.len() as u64);
+            at = at.saturating_add(line_bytes.len() as u64);
             *self.ends.of_mut(stream) = at;
-            if piece.ends_with(b"\n") {
-                *self.open(stream) = None;
-                self.ended.push_back(line);
-                if self.ended.len() > self.lines {
-                    self.ended.pop_front();
+            if line_bytes.ends_with(b"\n") {
+                *self.incomplete(stream) = None;
+                self.complete.push_back(line);
+                if self.complete.len() > self.lines {
+                    self.complete.pop_front();
                 }
             }
         }
@@ -90,19 +90,23 @@ impl Tail {
 
     /// The offsets of the last lines; `None` if more output is needed.
     pub(crate) fn start(&self, all_seen: bool) -> Option<Offsets> {
-        let open = self.stdout.iter().chain(&self.stderr);
-        let unended = open.clone().count().min(self.lines);
-        let left_out = (self.ended.len() + unended).saturating_sub(self.lines);
-        let kept = self.ended.iter().skip(left_out).chain(open.take(unended));
+        let incomplete = self.stdout.iter().chain(&self.stderr);
+        let unended = incomplete.clone().count().min(self.lines);
+        let skipped = (self.complete.len() + unended).saturating_sub(self.lines);
+        let kept = self
+            .complete
+            .iter()
+            .skip(skipped)
+            .chain(incomplete.take(unended));
         let mut start = self.ends;
-        let (mut seen, mut cut) = (0, false);
+        let (mut seen, mut partial) = (0, false);
         for line in kept {
             let begin = start.of_mut(line.stream);
             *begin = (*begin).min(line.start);
             seen += 1;
-            cut |= line.cut;
+            partial |= line.partial;
         }
-        (all_seen || (seen == self.lines && !cut)).then_some(start)
+        (all_seen || (seen == self.lines && !partial)).then_some(start)
     }
 }
 
@@ -124,16 +128,16 @@ mod tests {
     fn start(lines: usize, chunks: &[Chunk], all_seen: bool) -> Option<(u64, u64)> {
         let mut tail = Tail::new(lines);
         for chunk in chunks {
-            tail.take(chunk);
+            tail.push(chunk);
         }
         tail.start(all_seen)
             .map(|start| (start.stdout, start.stderr))
     }
 
     #[test]
-    fn the_last_lines_are_found_over_both_streams() {
+    fn tail_spans_both_streams() {
         use StreamName::{Stderr, Stdout};
-        let said = [
+        let chunks = [
             output(Stdout, 0, "one\ntw"),
             output(Stderr, 0, "bad\n"),
             output(Stdout, 6, "o\nthree\n"),
@@ -146,33 +150,33 @@ mod tests {
             (3, (4, 0)),
             (4, (0, 0)),
         ] {
-            assert_eq!(start(lines, &said, false), Some(at), "{lines}");
+            assert_eq!(start(lines, &chunks, false), Some(at), "{lines}");
         }
-        assert_eq!(start(5, &said, false), None, "there may be more before");
-        assert_eq!(start(5, &said, true), Some((0, 0)));
+        assert_eq!(start(5, &chunks, false), None, "there may be more before");
+        assert_eq!(start(5, &chunks, true), Some((0, 0)));
     }
 
     #[test]
-    fn a_line_that_has_not_ended_is_one_and_a_cut_one_is_not() {
+    fn an_incomplete_line_counts_and_a_partial_one_does_not() {
         use StreamName::Stdout;
-        let open = [output(Stdout, 0, "one\ntwo")];
-        assert_eq!(start(1, &open, false), Some((4, 0)));
-        let cut = [output(Stdout, 10, "f one\ntwo\n")];
-        assert_eq!(start(1, &cut, false), Some((16, 0)));
-        assert_eq!(start(2, &cut, false), None);
-        assert_eq!(start(2, &cut, true), Some((10, 0)));
+        let incomplete = [output(Stdout, 0, "one\ntwo")];
+        assert_eq!(start(1, &incomplete, false), Some((4, 0)));
+        let partial = [output(Stdout, 10, "f one\ntwo\n")];
+        assert_eq!(start(1, &partial, false), Some((16, 0)));
+        assert_eq!(start(2, &partial, false), None);
+        assert_eq!(start(2, &partial, true), Some((10, 0)));
     }
 
     #[test]
-    fn a_line_begins_behind_a_gap() {
+    fn a_line_starts_after_a_gap() {
         use StreamName::Stdout;
         let gone = Chunk::Gap {
             stream: Stdout,
             offset: 0,
             bytes: 100,
         };
-        let said = [gone, output(Stdout, 100, "a\nb\n")];
-        assert_eq!(start(2, &said, true), Some((100, 0)));
-        assert_eq!(start(1, &said, false), Some((102, 0)));
+        let chunks = [gone, output(Stdout, 100, "a\nb\n")];
+        assert_eq!(start(2, &chunks, true), Some((100, 0)));
+        assert_eq!(start(1, &chunks, false), Some((102, 0)));
     }
 }

@@ -14,7 +14,7 @@ use rustix::termios::{
 };
 
 /// The interval at which a background process checks whether it is in the foreground.
-const BEHIND: Duration = Duration::from_millis(200);
+const FOREGROUND_POLL: Duration = Duration::from_millis(200);
 
 /// Columns and rows of the terminal on stdout.
 pub(crate) fn size() -> Option<(u16, u16)> {
@@ -38,7 +38,7 @@ pub(crate) fn wait_for_input() {
         // Only the controlling terminal has a foreground process group.
         match (poll(&mut input, None), tcgetpgrp(&stdin)) {
             (Err(Errno::INTR), _) => {}
-            (Ok(_), Ok(front)) if front != getpgrp() => thread::sleep(BEHIND),
+            (Ok(_), Ok(foreground)) if foreground != getpgrp() => thread::sleep(FOREGROUND_POLL),
             _ => return,
         }
     }
@@ -46,9 +46,9 @@ pub(crate) fn wait_for_input() {
 
 /// Raw mode of the terminal on stdin; restored on drop.
 #[derive(Debug)]
-pub(crate) struct Raw(Termios);
+pub(crate) struct RawMode(Termios);
 
-impl Raw {
+impl RawMode {
     /// Enters raw mode if stdin is a terminal.
     pub(crate) fn enter() -> Result<Option<Self>> {
         let stdin = io::stdin();
@@ -63,7 +63,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawMode {
     fn drop(&mut self) {
         // A closed terminal needs no reset.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);

@@ -60,17 +60,17 @@ pub(crate) fn find() -> Result<Toolchains> {
 
 /// Mounts each directory at its own path, because programs contain absolute paths.
 fn find_in(home: &Path) -> Result<Toolchains> {
-    let cannot = || "--with-toolchains: HOME is not a readable directory";
-    let real_home = home.canonicalize().with_context(cannot)?;
+    let unreadable = || "--with-toolchains: HOME is not a readable directory";
+    let real_home = home.canonicalize().with_context(unreadable)?;
     ensure!(
         home.is_absolute(),
         "--with-toolchains: HOME must be an absolute path"
     );
     let mut found = Toolchains::default();
     for name in DIRECTORIES {
-        let place = home.join(name);
+        let path = home.join(name);
         // Skip missing directories and dangling links.
-        let Ok(real) = place.canonicalize() else {
+        let Ok(real) = path.canonicalize() else {
             continue;
         };
         if !real.is_dir() {
@@ -78,32 +78,32 @@ fn find_in(home: &Path) -> Result<Toolchains> {
         }
         if !real.starts_with(&real_home) {
             bail!(
-                "--with-toolchains: ~/{name} points outside the home directory; mount its target with --mount DIR:PLACE"
+                "--with-toolchains: ~/{name} points outside the home directory; mount its target with --mount DIR:PATH"
             );
         }
         // The home directory is above all of these, also if they do not exist.
-        let holds = |secret: &str| {
+        let contains = |secret: &str| {
             let named = real_home.join(secret);
-            let there = named.canonicalize().unwrap_or_else(|_| named.clone());
-            named.starts_with(&real) || there.starts_with(&real)
+            let resolved = named.canonicalize().unwrap_or_else(|_| named.clone());
+            named.starts_with(&real) || resolved.starts_with(&real)
         };
-        if let Some(secret) = SECRETS.into_iter().find(|secret| holds(secret)) {
+        if let Some(secret) = SECRETS.into_iter().find(|secret| contains(secret)) {
             bail!(
-                "--with-toolchains: ~/{name} points to ~/{secret} or a directory above it; mount the tools with --mount DIR:PLACE"
+                "--with-toolchains: ~/{name} points to ~/{secret} or a directory above it; mount the tools with --mount DIR:PATH"
             );
         }
-        let mount = BoxMountSpec::new(text(&real)?, text(&place)?, HostPathMode::Ro)?;
+        let mount = BoxMountSpec::new(text(&real)?, text(&path)?, HostPathMode::Ro)?;
         found.mounts.push(mount);
     }
-    let mut path = Vec::new();
+    let mut programs = Vec::new();
     for name in PROGRAMS {
-        let place = home.join(name);
-        let place = match name {
-            ".nvm/versions/node" => newest(&home.join(".nvm"), &place),
-            _ => Some(place),
+        let path = home.join(name);
+        let path = match name {
+            ".nvm/versions/node" => node_programs(&home.join(".nvm"), &path),
+            _ => Some(path),
         };
-        if let Some(place) = place.filter(|place| place.is_dir()) {
-            path.push(text(&place)?);
+        if let Some(path) = path.filter(|path| path.is_dir()) {
+            programs.push(text(&path)?);
         }
     }
     ensure!(
@@ -111,19 +111,21 @@ fn find_in(home: &Path) -> Result<Toolchains> {
         "--with-toolchains: found none of these in the home directory: {}",
         DIRECTORIES.join(", ")
     );
-    path.push(default_path(DEFAULT_HOME));
-    found.variables.push(("PATH".to_owned(), path.join(":")));
+    programs.push(default_path(DEFAULT_HOME));
+    found
+        .variables
+        .push(("PATH".to_owned(), programs.join(":")));
     for (name, root) in ROOTS {
-        let place = home.join(root);
-        if place.is_dir() {
-            found.variables.push((name.to_owned(), text(&place)?));
+        let path = home.join(root);
+        if path.is_dir() {
+            found.variables.push((name.to_owned(), text(&path)?));
         }
     }
     Ok(found)
 }
 
 /// The programs of the default version of Node, or of the newest.
-fn newest(nvm: &Path, versions: &Path) -> Option<PathBuf> {
+fn node_programs(nvm: &Path, versions: &Path) -> Option<PathBuf> {
     let number = |name: &str| -> Option<Vec<u64>> {
         let parts = name.strip_prefix('v')?.split('.');
         parts.map(|part| part.parse().ok()).collect()
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_given_for_reading_and_found() {
+    fn existing_toolchains_are_mounted_read_only_and_on_the_path() {
         let home = tempfile::tempdir().unwrap();
         let home = home.path().canonicalize().unwrap();
         let refused = find_in(&home).unwrap_err().to_string();
@@ -175,10 +177,10 @@ mod tests {
         ] {
             std::fs::create_dir_all(home.join(directory)).unwrap();
         }
-        let place = |name: &str| home.join(name).to_str().unwrap().to_owned();
+        let at = |name: &str| home.join(name).to_str().unwrap().to_owned();
         let found = find_in(&home).unwrap();
         let mounts: Vec<_> = found.mounts.iter().map(|mount| &mount.mount_path).collect();
-        let expected = [".cargo/bin", ".rustup", ".nvm/versions/node"].map(place);
+        let expected = [".cargo/bin", ".rustup", ".nvm/versions/node"].map(at);
         assert_eq!(mounts, expected.iter().collect::<Vec<_>>());
         assert!(
             found
@@ -187,12 +189,12 @@ mod tests {
                 .all(|mount| mount.mode == HostPathMode::Ro)
         );
         let path = |found: &Toolchains| found.variables[0].1.clone();
-        let (cargo, node) = (place(".cargo/bin"), place(".nvm/versions/node/v20.1.0/bin"));
+        let (cargo, node) = (at(".cargo/bin"), at(".nvm/versions/node/v20.1.0/bin"));
         assert_eq!(
             path(&found),
             format!("{cargo}:{node}:{}", default_path(DEFAULT_HOME))
         );
-        let rustup = ("RUSTUP_HOME".to_owned(), place(".rustup"));
+        let rustup = ("RUSTUP_HOME".to_owned(), at(".rustup"));
         assert_eq!(found.variables[1..], [rustup]);
         std::fs::write(home.join(".nvm/alias/default"), "18\n").unwrap();
         assert!(path(&find_in(&home).unwrap()).contains("/v18.2.1/bin:"));

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use box_protocol::{BoxMountSpec, HostPathMode};
 
 /// Parses a duration: a number of seconds, or a number with `ms`, `s`, `m`, `h` or `d`.
-pub(crate) fn time(text: &str) -> Result<Duration> {
+pub(crate) fn duration(text: &str) -> Result<Duration> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
@@ -22,12 +22,12 @@ pub(crate) fn time(text: &str) -> Result<Duration> {
     let number: f64 = number
         .parse()
         .with_context(|| format!("{text:?} is not a duration"))?;
-    let time = Duration::try_from_secs_f64(number * seconds)
+    let duration = Duration::try_from_secs_f64(number * seconds)
         .with_context(|| format!("{text:?} is too long"))?;
-    if time.is_zero() {
+    if duration.is_zero() {
         bail!("duration must be greater than zero");
     }
-    Ok(time)
+    Ok(duration)
 }
 
 /// Parses an environment variable: `NAME=VALUE`, or `NAME` to inherit its value.
@@ -39,7 +39,7 @@ pub(crate) fn variable(text: &str) -> Result<(String, String)> {
             let value = std::env::var_os(text)
                 .with_context(|| format!("{text}: not set in this environment"))?;
             let value = value.into_string();
-            let value = value.map_err(|_| anyhow!("{text} is not UTF-8"))?;
+            let value = value.map_err(|_| anyhow!("{text}: not UTF-8"))?;
             Ok((text.to_owned(), value))
         }
     }
@@ -55,29 +55,29 @@ pub(crate) fn workspace(text: &str) -> Result<(String, HostPathMode)> {
     Ok((directory(path)?, mode))
 }
 
-/// Parses a mount: `DIR:PLACE`, read-only unless `:rw` follows.
+/// Parses a mount: `DIR:PATH`, read-only unless `:rw` follows.
 pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
     let (rest, mode) = match text.rsplit_once(':') {
         Some((rest, "rw")) => (rest, HostPathMode::Rw),
         Some((rest, "ro")) => (rest, HostPathMode::Ro),
         _ => (text, HostPathMode::Ro),
     };
-    let Some((path, place)) = rest.rsplit_once(':') else {
-        bail!("{text:?}: expected DIR:PLACE or DIR:PLACE:rw");
+    let Some((path, target)) = rest.rsplit_once(':') else {
+        bail!("{text:?}: expected DIR:PATH or DIR:PATH:rw");
     };
-    Ok(BoxMountSpec::new(directory(path)?, place, mode)?)
+    Ok(BoxMountSpec::new(directory(path)?, target, mode)?)
 }
 
-/// Parses a volume in the notation of container engines: `DIR:PLACE`, writable unless `:ro` follows.
+/// Parses a volume in the notation of container engines: `DIR:PATH`, writable unless `:ro` follows.
 pub(crate) fn volume(text: &str) -> Result<BoxMountSpec> {
     let (rest, mode) = match text.rsplit_once(':') {
         Some((rest, "rw")) => (rest, HostPathMode::Rw),
         Some((rest, "ro")) => (rest, HostPathMode::Ro),
         _ => (text, HostPathMode::Rw),
     };
-    let Some((path, place)) = rest.rsplit_once(':') else {
+    let Some((path, target)) = rest.rsplit_once(':') else {
         bail!(
-            "-v {text}: expected DIR:PLACE or DIR:PLACE:ro; volumes without a directory are not supported"
+            "-v {text}: expected DIR:PATH or DIR:PATH:ro; volumes without a directory are not supported"
         );
     };
     let directory = directory(path).with_context(|| {
@@ -85,7 +85,7 @@ pub(crate) fn volume(text: &str) -> Result<BoxMountSpec> {
             "-v {text}: {path} must be a directory of this machine; named volumes are not supported"
         )
     })?;
-    Ok(BoxMountSpec::new(directory, place, mode)?)
+    Ok(BoxMountSpec::new(directory, target, mode)?)
 }
 
 /// Parses an amount of memory: a number of MiB, or a number with `k`, `m`, `g` or `t`.
@@ -119,11 +119,11 @@ pub(crate) fn mebibytes(text: &str) -> Result<u64> {
 fn directory(path: &str) -> Result<String> {
     let real = std::fs::canonicalize(path).with_context(|| path.to_owned())?;
     if !real.is_dir() {
-        bail!("{path} is not a directory");
+        bail!("{path}: not a directory");
     }
     let text = real
         .to_str()
-        .with_context(|| format!("{path} is not UTF-8"))?;
+        .with_context(|| format!("{path}: not UTF-8"))?;
     Ok(text.to_owned())
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_people_write_them() {
+    fn durations_are_parsed() {
         for (text, millis) in [
             ("90", 90_000),
             ("1.5m", 90_000),
@@ -148,15 +148,19 @@ mod tests {
             ("2h", 7_200_000),
             ("1d", 86_400_000),
         ] {
-            assert_eq!(time(text).unwrap(), Duration::from_millis(millis), "{text}");
+            assert_eq!(
+                duration(text).unwrap(),
+                Duration::from_millis(millis),
+                "{text}"
+            );
         }
         for text in ["", "0", "x", "5 parsecs", "-1", "1e400"] {
-            assert!(time(text).is_err(), "{text}");
+            assert!(duration(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn mounts_are_read_only_unless_said_otherwise() {
+    fn mounts_are_read_only_by_default() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().canonicalize().unwrap();
         let path = path.to_str().unwrap();
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_for_writing_unless_said_otherwise() {
+    fn volumes_are_writable_by_default() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().canonicalize().unwrap();
         let path = path.to_str().unwrap();
@@ -205,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_read_as_people_write_it() {
+    fn memory_amounts_are_parsed() {
         for (text, amount) in [
             ("64", 64),
             ("512m", 512),
@@ -223,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_has_a_value_or_is_one_of_ours() {
+    fn a_variable_has_a_value_or_inherits_it() {
         assert_eq!(variable("A=b=c").unwrap(), ("A".into(), "b=c".into()));
         assert_eq!(variable("PATH").unwrap().1, std::env::var("PATH").unwrap());
         assert!(variable("=x").is_err() && variable("BOXD_TEST_IS_NOT_SET").is_err());
     }
 
     #[test]
-    fn a_target_is_a_box_or_a_command_in_it() {
+    fn a_target_is_a_box_or_a_command() {
         assert_eq!(target("b"), ("b", None));
         assert_eq!(target("b/c"), ("b", Some("c")));
     }

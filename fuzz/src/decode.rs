@@ -4,7 +4,7 @@
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(text) = std::str::from_utf8(bytes) {
-        for codec in box_gateways::langbot::BOTH {
+        for codec in box_gateways::langbot::ALL_CODECS {
             box_rpc::fuzzing::decode(*codec, text);
         }
     }

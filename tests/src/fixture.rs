@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_gateways::langbot::{BOTH, Frames, InPieces};
+use box_gateways::langbot::{ALL_CODECS, ChunkedConnection, Frames};
 use box_rpc::{
     Auth, Caller, Codecs, Connection, Hello, HelloParams, Limits, Options, Peer, Router, Session,
     Tokens,
@@ -69,7 +69,7 @@ impl Dialect {
     ) -> Box<dyn Connection> {
         match self {
             Self::JsonRpc => connection,
-            Self::LangBot => Box::new(InPieces::over(connection, limits)),
+            Self::LangBot => Box::new(ChunkedConnection::new(connection, limits)),
         }
     }
 }
@@ -267,7 +267,7 @@ impl Setup {
         let router = self.serves.router(&self.server_program);
         let options = Options {
             limits,
-            codecs: Codecs::FirstOf(BOTH),
+            codecs: Codecs::FirstOf(ALL_CODECS),
             ..Options::new(auth(self.requires_token))
         };
         let server = Server::start(listener, router, move |_| options.clone());
@@ -419,7 +419,7 @@ impl Setup {
         let router = Arc::new(TestServer::default()).router();
         let options = Options {
             limits: self.server.limits(),
-            codecs: Codecs::FirstOf(BOTH),
+            codecs: Codecs::FirstOf(ALL_CODECS),
             ..Options::new(Caller::Local)
         };
         (

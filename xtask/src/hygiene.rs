@@ -32,11 +32,6 @@ const BANNED: [&str; 6] = [
     "one's own",
 ];
 
-/// Folders that still contain banned words.
-///
-/// A folder leaves the list when its texts are rewritten.
-const NOT_YET: [&str; 3] = ["boxd/src/", "gateways/src/", "tests/langbot/"];
-
 /// The table that maps each specified behaviour to its tests.
 const TABLE: &str = "tests/README.md";
 
@@ -57,9 +52,9 @@ pub(crate) fn check(root: &Path) -> Result {
         if path.extension().is_some_and(|extension| extension == "rs") && lines > MAX_LINES {
             findings.push(format!("  {name}: {lines} lines, at most {MAX_LINES}"));
         }
-        let plain = is_prose(&path) && !NOT_YET.iter().any(|folder| is_below(root, &path, folder));
+        let is_checked = is_prose(&path);
         for (number, line) in text.lines().enumerate() {
-            if let Some(word) = plain.then(|| banned_word(line)).flatten() {
+            if let Some(word) = is_checked.then(|| banned_word(line)).flatten() {
                 findings.push(format!("  {name}:{}: `{word}`; name the actor", number + 1));
             }
             if let Some(found) = private_path(line, &private) {
@@ -85,10 +80,6 @@ fn is_prose(path: &Path) -> bool {
         .map(OsStr::new)
         .contains(&path.extension().unwrap_or_default());
     is_text && !path.ends_with("hygiene.rs") && !path.ends_with("CONTRIBUTING.md")
-}
-
-fn is_below(root: &Path, path: &Path, folder: &str) -> bool {
-    path.starts_with(root.join(folder))
 }
 
 /// Returns the first banned word of a line, ignoring case.

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use box_gateways::langbot::{Frames, InPieces, LangBot, Settings};
+use box_gateways::langbot::{ChunkedConnection, Frames, LangBot, Settings};
 use box_rpc::{Caller, Codecs, Options, Session};
 use box_runtime::fake::{FakeBackend, Reply};
 use box_runtime::{BoxRuntime, RuntimeConfig};
@@ -30,7 +30,7 @@ pub(super) const LARGE: &str = "large";
 pub(super) const LARGE_BYTES: usize = 100_000;
 
 /// Returns LangBot's actions over the fake backend.
-fn gateway() -> Result<Arc<box_gateways::langbot::Host>> {
+fn gateway() -> Result<Arc<box_gateways::langbot::Installation>> {
     let backend = FakeBackend::new();
     backend.answer_with(|text| {
         if text == LARGE {
@@ -43,12 +43,12 @@ fn gateway() -> Result<Arc<box_gateways::langbot::Host>> {
     let service =
         BoxService::with_connector(ServiceConfig::default(), InProcess::new(runtime.router()))?;
     let settings = Settings {
-        decides: Some(Caller::token(INSTANCE)),
+        trusted_caller: Some(Caller::token(INSTANCE)),
         ..Settings::default()
     };
     let langbot = LangBot::new(runtime, service, settings)?;
     langbot
-        .host(&Caller::token(INSTANCE), INSTANCE)
+        .installation(&Caller::token(INSTANCE), INSTANCE)
         .context("the instance is refused")
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn serve(name: &str) -> Result<()> {
         match name {
             "gateway-stdio" => {
                 let lines = stdio::serve(&options.limits)?;
-                let connection = InPieces::over(Box::new(lines), &options.limits);
+                let connection = ChunkedConnection::new(Box::new(lines), &options.limits);
                 let (router, policy) = gateway()?.serve(true);
                 let options = Options {
                     control_policy: Some(policy),

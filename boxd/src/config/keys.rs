@@ -41,7 +41,7 @@ const fn unset(name: &'static str, example: &'static str, about: &'static str) -
 }
 
 /// Keys whose values are tables with names chosen by the operator.
-pub(crate) const FREE: &[&str] = &[
+pub(crate) const TABLE_KEYS: &[&str] = &[
     "policy.profiles",
     "policy.tokens",
     "images.roots",
@@ -312,11 +312,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_has_a_section_and_stands_once() {
-        for (place, key) in KEYS.iter().enumerate() {
+    fn every_key_has_a_section_and_is_unique() {
+        for (host_port, key) in KEYS.iter().enumerate() {
             assert!(key.name.contains('.'), "{key:?}");
             assert!(!key.about.is_empty() && !key.example.is_empty(), "{key:?}");
-            assert!(KEYS[..place].iter().all(|other| other.name != key.name));
+            assert!(KEYS[..host_port].iter().all(|other| other.name != key.name));
         }
     }
 }

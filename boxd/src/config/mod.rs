@@ -20,7 +20,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 pub(crate) use self::keys::KEYS;
-use self::keys::{FREE, Key};
+use self::keys::{Key, TABLE_KEYS};
 pub(crate) use self::network::NetworkSection;
 pub(crate) use self::show::{example, reference, show};
 
@@ -138,7 +138,7 @@ pub(crate) struct Flag {
 pub(crate) type Values = BTreeMap<String, (Value, Origin)>;
 
 /// The default configuration file.
-const USUAL_FILE: &str = "/etc/boxd/boxd.toml";
+const DEFAULT_FILE: &str = "/etc/boxd/boxd.toml";
 
 /// Variables that are not keys: settings of a client, tokens, and the configuration file.
 const OTHER_VARIABLES: &[&str] = &["BOXD_CONFIG", "BOXD_ENDPOINT", "BOXD_TOKEN", "BOXD_TOKENS"];
@@ -149,7 +149,7 @@ pub(crate) fn variables() -> Result<Vec<(String, String)>> {
     all.filter(|(name, _)| name.starts_with("BOXD_"))
         .map(|(name, value)| match value.into_string() {
             Ok(value) => Ok((name, value)),
-            Err(_) => Err(anyhow!("{name} is not UTF-8")),
+            Err(_) => Err(anyhow!("{name}: not UTF-8")),
         })
         .collect()
 }
@@ -164,8 +164,8 @@ pub(crate) fn load(
     for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
         values.insert(key.name.into(), (literal(key.default)?, Origin::Default));
     }
-    let usual = Path::new(USUAL_FILE);
-    if let Some(path) = file.or_else(|| usual.exists().then_some(usual)) {
+    let default_file = Path::new(DEFAULT_FILE);
+    if let Some(path) = file.or_else(|| default_file.exists().then_some(default_file)) {
         read_file(path, &mut values)?;
     }
     for (name, text) in variables {
@@ -174,17 +174,17 @@ pub(crate) fn load(
         }
         let Some(key) = KEYS.iter().find(|key| key.variable() == name) else {
             let known = KEYS.iter().map(Key::variable);
-            bail!("unknown variable {name}{}", nearest(&name, known));
+            bail!("unknown variable {name}{}", suggestion(&name, known));
         };
         values.insert(
             key.name.into(),
-            (from_text(key, &text), Origin::Variable(name)),
+            (parse_variable(key, &text), Origin::Variable(name)),
         );
     }
     for flag in flags {
         values.insert(flag.key.into(), (flag.value, Origin::Flag(flag.name)));
     }
-    let config = typed(&values)?;
+    let config = deserialize(&values)?;
     Ok((config, values))
 }
 
@@ -195,9 +195,9 @@ fn literal(text: &str) -> Result<Value> {
 }
 
 /// Parses a value of the environment: TOML of the right type, a list with commas, or text.
-fn from_text(key: &Key, text: &str) -> Value {
-    let like = literal(key.example).ok();
-    match (like, literal(text)) {
+fn parse_variable(key: &Key, text: &str) -> Value {
+    let example = literal(key.example).ok();
+    match (example, literal(text)) {
         (Some(Value::String(_)), _) => Value::String(text.to_owned()),
         (Some(Value::Array(_)), Ok(Value::Array(list))) => Value::Array(list),
         (Some(Value::Array(_)), _) => {
@@ -215,15 +215,13 @@ fn from_text(key: &Key, text: &str) -> Value {
 fn read_file(path: &Path, values: &mut Values) -> Result<()> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-    let table: Table = text
-        .parse()
-        .with_context(|| format!("{shown} is not TOML"))?;
+    let table: Table = text.parse().with_context(|| format!("{shown}: not TOML"))?;
     let mut found = Vec::new();
     flatten("", &table, &mut found);
     for (name, value) in found {
         if !KEYS.iter().any(|key| key.name == name) {
             let known = KEYS.iter().map(|key| key.name.to_owned());
-            bail!("unknown key {name} in {shown}{}", nearest(&name, known));
+            bail!("unknown key {name} in {shown}{}", suggestion(&name, known));
         }
         values.insert(name, (value, Origin::File(path.to_owned())));
     }
@@ -239,24 +237,26 @@ fn flatten(prefix: &str, table: &Table, found: &mut Vec<(String, Value)>) {
             format!("{prefix}.{name}")
         };
         match value {
-            Value::Table(inner) if !FREE.contains(&name.as_str()) => flatten(&name, inner, found),
+            Value::Table(inner) if !TABLE_KEYS.contains(&name.as_str()) => {
+                flatten(&name, inner, found);
+            }
             _ => found.push((name, value.clone())),
         }
     }
 }
 
 /// `; did you mean …?`, if a known name is similar.
-fn nearest(name: &str, known: impl Iterator<Item = String>) -> String {
+fn suggestion(name: &str, known: impl Iterator<Item = String>) -> String {
     /// The minimum similarity of two names.
-    const ALIKE: f64 = 0.7;
+    const MIN_SIMILARITY: f64 = 0.7;
     known
         .map(|known| (strsim::jaro_winkler(name, &known), known))
-        .filter(|(likeness, _)| *likeness > ALIKE)
+        .filter(|(similarity, _)| *similarity > MIN_SIMILARITY)
         .max_by(|one, other| one.0.total_cmp(&other.0))
         .map_or_else(String::new, |(_, known)| format!("; did you mean {known}?"))
 }
 
-fn typed(values: &Values) -> Result<Config> {
+fn deserialize(values: &Values) -> Result<Config> {
     let mut sections = Table::new();
     for (name, (value, _)) in values {
         let (section, key) = name.split_once('.').context("key without a section")?;
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_later_wins_and_says_where_it_came_from() {
+    fn later_sources_override_and_record_their_origin() {
         let file = file("[runtime]\nmax_boxes = 7\nspares = 1\n[log]\nlevel = \"warn\"\n");
         let variables = [
             ("BOXD_RUNTIME_SPARES".to_owned(), "3".to_owned()),
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_an_error_that_names_the_nearest() {
+    fn an_unknown_key_suggests_a_similar_one() {
         let error = error_of("[runtime]\nmax_sesions = 7\n");
         assert!(error.contains("unknown key runtime.max_sesions"), "{error}");
         assert!(
@@ -354,16 +354,16 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_an_error_that_names_its_key_and_its_file() {
+    fn an_invalid_value_names_its_key_and_its_file() {
         let error = error_of("[log]\nformat = \"xml\"\n");
         assert!(error.starts_with("log.format (from /"), "{error}");
         let error = error_of("[runtime]\nmax_boxes = \"many\"\n");
         assert!(error.starts_with("runtime.max_boxes"), "{error}");
-        assert!(error_of("[log\n").contains("is not TOML"));
+        assert!(error_of("[log\n").contains(": not TOML"));
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_crates() {
+    fn defaults_match_the_crates() {
         let (config, _) = load(None, [], Vec::new()).unwrap();
         assert_eq!(config.policy, ServiceConfig::default());
         let runtime = box_runtime::RuntimeConfig::new(Vec::new());

@@ -107,12 +107,12 @@ fn parse(url: &str) -> Result<Proxy> {
         None => url,
     };
     let rest = rest.trim_end_matches('/');
-    let (login, place) = rest
+    let (login, host_port) = rest
         .rsplit_once('@')
-        .map_or((None, rest), |(login, place)| (Some(login), place));
-    let (host, port) = match place.rsplit_once(':') {
+        .map_or((None, rest), |(login, host_port)| (Some(login), host_port));
+    let (host, port) = match host_port.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().context("invalid port")?),
-        _ => (place, 80),
+        _ => (host_port, 80),
     };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     if host.is_empty() || host.contains(['/', ' ']) {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_comes_from_the_file_or_else_from_the_environment() {
+    fn a_proxy_comes_from_the_file_or_the_environment() {
         let set = [
             ("HTTP_PROXY", "http://me:p%40ss@proxy.test:3128/"),
             ("NO_PROXY", "localhost, .corp.test,10.0.0.0/8"),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_allows_is_added_and_the_rest_stays() {
+    fn allowed_destinations_are_added_and_the_default_stays() {
         let rules = ["127.0.0.1:80".parse().unwrap()];
         let mut open = section("");
         open.allow(&rules);

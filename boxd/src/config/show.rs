@@ -45,7 +45,7 @@ fn without_secret(name: &str, value: &Value) -> Value {
     let address = value.as_str().filter(|_| name == "network.proxy");
     match address.and_then(|address| address.rsplit_once('@')) {
         Some((before, host)) => {
-            let scheme = before.find("://").map_or(0, |place| place + 3);
+            let scheme = before.find("://").map_or(0, |host_port| host_port + 3);
             Value::String(format!("{}***@{host}", &before[..scheme]))
         }
         None => value.clone(),
@@ -109,7 +109,7 @@ mod tests {
     const PAGE: &str = include_str!("../../../docs/configuration.md");
 
     #[test]
-    fn the_page_of_the_repository_has_every_key() {
+    fn the_configuration_page_has_every_key() {
         assert!(
             PAGE.contains(&reference()),
             "regenerate the part between the marks: boxd config reference"
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pages_examples_can_be_read() {
+    fn examples_of_the_configuration_page_are_valid() {
         let blocks: Vec<&str> = PAGE.split("```toml\n").skip(1).collect();
         assert!(blocks.len() >= 3);
         for block in blocks {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_says_every_key_and_each_can_be_read() {
+    fn the_example_has_every_key_and_is_valid() {
         let uncommented: String = example()
             .lines()
             .map(|line| match line.strip_prefix('#') {

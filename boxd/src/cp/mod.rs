@@ -1,13 +1,13 @@
 //! `cp`: copies files and directories between a box and this machine.
 //!
 //! 1. This file: source and target of a copy.
-//! 2. `here`: the local side, and its links. `pack`, `unpack`: directories, by descriptor.
-//! 3. `draft`: an incomplete file. `stop`: Ctrl-C.
+//! 2. `local`: the local side, and its links. `pack`, `unpack`: directories, by descriptor.
+//! 3. `temp_file`: an incomplete file. `interrupt`: Ctrl-C.
 
-mod draft;
-mod here;
+mod interrupt;
+mod local;
 mod pack;
-mod stop;
+mod temp_file;
 mod unpack;
 
 use std::fs::File;
@@ -26,30 +26,30 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::io::SyncIoBridge;
 
-use self::draft::Draft;
-use self::here::{Source, Spot, Target, name_of};
-use self::stop::Stop;
-use crate::args::{Arguments, CpArguments};
+use self::interrupt::Interrupt;
+use self::local::{DirEntry, Source, Target, name_of};
+use self::temp_file::TempFile;
+use crate::args::{Cli, CpArgs};
 use crate::connect;
 
 /// The copied part of a mode: no set-id, no sticky bit.
-const PLAIN: u32 = 0o777;
+const PERMISSION_BITS: u32 = 0o777;
 
 /// The buffer between the thread that reads files and the connection.
-const AHEAD: usize = 256 * 1024;
+const PIPE_BYTES: usize = 256 * 1024;
 
 /// One end of a copy.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum CopyPath {
     /// Standard input or output.
     Stream,
     /// On this machine.
-    Here(PathBuf),
+    Local(PathBuf),
     /// In a box.
     Box(String, String),
 }
 
-impl Place {
+impl CopyPath {
     /// Parses `BOX:/PATH`, `-` or a local path.
     fn of(text: &str) -> Self {
         match text.split_once(':') {
@@ -59,47 +59,47 @@ impl Place {
             {
                 Self::Box(name.to_owned(), path.to_owned())
             }
-            _ => Self::Here(text.into()),
+            _ => Self::Local(text.into()),
         }
     }
 }
 
 /// `boxd cp`.
-pub(crate) async fn run(arguments: &Arguments, asked: &CpArguments) -> Result<ExitCode> {
-    Stop::unless(|stop| copy_all(arguments, asked, stop)).await?;
+pub(crate) async fn run(cli: &Cli, args: &CpArgs) -> Result<ExitCode> {
+    Interrupt::run_until_signal(|interrupt| copy_all(cli, args, interrupt)).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn copy_all(arguments: &Arguments, asked: &CpArguments, stop: Stop) -> Result<()> {
+async fn copy_all(cli: &Cli, args: &CpArgs, interrupt: Interrupt) -> Result<()> {
     let opened = async |name: &str| -> Result<BoxHandle> {
-        let client: BoxClient = connect::server(arguments).await?;
+        let client: BoxClient = connect::server(cli).await?;
         Ok(client.open(name).await?)
     };
-    match (Place::of(&asked.from), Place::of(&asked.to)) {
-        (Place::Stream, Place::Box(name, path)) => {
-            let there = opened(&name).await?;
-            let writer = there.files().writer(path);
-            send(stop.cut(tokio::io::stdin()), writer, None).await
+    match (CopyPath::of(&args.from), CopyPath::of(&args.to)) {
+        (CopyPath::Stream, CopyPath::Box(name, path)) => {
+            let handle = opened(&name).await?;
+            let writer = handle.files().writer(path);
+            send(interrupt.guard(tokio::io::stdin()), writer, None).await
         }
-        (Place::Here(here), Place::Box(name, path)) => {
+        (CopyPath::Local(local), CopyPath::Box(name, path)) => {
             let source = spawn_blocking({
-                let here = here.clone();
-                move || here::source(&here)
+                let local = local.clone();
+                move || local::source(&local)
             });
             let source = source.await??;
-            upload(&opened(&name).await?, source, &here, &path, &stop).await
+            upload(&opened(&name).await?, source, &local, &path, &interrupt).await
         }
-        (Place::Box(name, path), Place::Stream) => {
-            let there = opened(&name).await?;
-            let mut reader = stop.cut(there.files().reader(path).await?);
+        (CopyPath::Box(name, path), CopyPath::Stream) => {
+            let handle = opened(&name).await?;
+            let mut reader = interrupt.guard(handle.files().reader(path).await?);
             let mut out = tokio::io::stdout();
             copy(&mut reader, &mut out, &ProgressBar::hidden()).await?;
             Ok(out.flush().await?)
         }
-        (Place::Box(name, path), Place::Here(here)) => {
-            download(&opened(&name).await?, &path, &here, &stop).await
+        (CopyPath::Box(name, path), CopyPath::Local(local)) => {
+            download(&opened(&name).await?, &path, &local, &interrupt).await
         }
-        (Place::Box(..), Place::Box(..)) => {
+        (CopyPath::Box(..), CopyPath::Box(..)) => {
             bail!("cannot copy between two boxes; copy to this machine first")
         }
         _ => bail!("one path must be in a box: BOX:/PATH"),
@@ -107,8 +107,8 @@ async fn copy_all(arguments: &Arguments, asked: &CpArguments, stop: Stop) -> Res
 }
 
 /// The target path: below an existing directory, or the given name.
-async fn target(there: &BoxHandle, path: &str, name: &str) -> Result<String> {
-    let directory = match there.files().stat(path).await {
+async fn target(handle: &BoxHandle, path: &str, name: &str) -> Result<String> {
+    let directory = match handle.files().stat(path).await {
         Ok(stat) => stat.kind == FileKind::Directory,
         Err(error) if error.is_not_found() => path.ends_with('/'),
         Err(error) => return Err(error.into()),
@@ -122,31 +122,34 @@ async fn target(there: &BoxHandle, path: &str, name: &str) -> Result<String> {
 }
 
 async fn upload(
-    there: &BoxHandle,
+    handle: &BoxHandle,
     source: Source,
-    here: &Path,
+    local: &Path,
     path: &str,
-    stop: &Stop,
+    interrupt: &Interrupt,
 ) -> Result<()> {
-    let name = name_of(here)?;
+    let name = name_of(local)?;
     let name = name.to_str();
-    let name = name.with_context(|| format!("{}: file name is not UTF-8", here.display()))?;
-    let path = target(there, path, name).await?;
+    let name = name.with_context(|| format!("{}: file name is not UTF-8", local.display()))?;
+    let path = target(handle, path, name).await?;
     let directory = match source {
         Source::File(file, stat) => {
-            let writer = there.files().writer(path).mode(stat.st_mode & PLAIN);
+            let writer = handle
+                .files()
+                .writer(path)
+                .mode(stat.st_mode & PERMISSION_BITS);
             let size = u64::try_from(stat.st_size).ok();
             let file = tokio::fs::File::from_std(file);
-            return send(stop.cut(file), writer, size).await;
+            return send(interrupt.guard(file), writer, size).await;
         }
         Source::Stream(file) => {
             let file = tokio::fs::File::from_std(file);
-            return send(stop.cut(file), there.files().writer(path), None).await;
+            return send(interrupt.guard(file), handle.files().writer(path), None).await;
         }
         Source::Directory(directory) => directory,
     };
-    there.files().create_dir_all(&path).await?;
-    let (reader, writer) = tokio::io::duplex(AHEAD);
+    handle.files().create_dir_all(&path).await?;
+    let (reader, writer) = tokio::io::duplex(PIPE_BYTES);
     let packing = spawn_blocking(move || {
         let mut writer = SyncIoBridge::new(writer);
         pack::pack(&directory, &mut writer)?;
@@ -154,12 +157,12 @@ async fn upload(
     });
     let bar = progress(None);
     let archive = Packed {
-        reader: bar.wrap_async_read(stop.cut(reader)),
+        reader: bar.wrap_async_read(interrupt.guard(reader)),
         packing: Some(packing),
     };
-    let sent = there.files().upload_tree(path, archive).await;
+    let sent = handle.files().upload_tree(path, archive).await;
     bar.finish_and_clear();
-    sent.with_context(|| here.display().to_string())?;
+    sent.with_context(|| local.display().to_string())?;
     Ok(())
 }
 
@@ -223,60 +226,67 @@ async fn copy(
     }
 }
 
-async fn download(there: &BoxHandle, path: &str, here: &Path, stop: &Stop) -> Result<()> {
-    let stat = there.files().stat(path).await?;
+async fn download(
+    handle: &BoxHandle,
+    path: &str,
+    local: &Path,
+    interrupt: &Interrupt,
+) -> Result<()> {
+    let stat = handle.files().stat(path).await?;
     let name = name_of(Path::new(path.trim_end_matches('/')))?;
     let to = spawn_blocking({
-        let here = here.to_owned();
-        move || here::target(&here)
+        let local = local.to_owned();
+        move || local::target(&local)
     });
     let to = to.await??;
-    let shown = || here.display().to_string();
+    let display = || local.display().to_string();
     if stat.kind != FileKind::Directory {
         let bar = progress(Some(stat.size));
-        let mut reader = stop.cut(there.files().reader(path).await?);
+        let mut reader = interrupt.guard(handle.files().reader(path).await?);
         let received = match to {
             Target::Stream(file) => write_to(&mut reader, file, &bar).await,
-            Target::Named(spot, Some(kind)) if kind != FileType::RegularFile => {
-                write_to(&mut reader, open(spot).await?, &bar).await
+            Target::Named(entry, Some(kind)) if kind != FileType::RegularFile => {
+                write_to(&mut reader, open(entry).await?, &bar).await
             }
-            Target::Named(spot, _) => receive(&mut reader, spot, stat.mode & PLAIN, &bar).await,
+            Target::Named(entry, _) => {
+                receive(&mut reader, entry, stat.mode & PERMISSION_BITS, &bar).await
+            }
             Target::Directory(directory) => {
-                let spot = Spot { directory, name };
-                receive(&mut reader, spot, stat.mode & PLAIN, &bar).await
+                let entry = DirEntry { directory, name };
+                receive(&mut reader, entry, stat.mode & PERMISSION_BITS, &bar).await
             }
         };
         bar.finish_and_clear();
-        return received.with_context(shown);
+        return received.with_context(display);
     }
-    let spot = match to {
-        Target::Directory(directory) => Spot { directory, name },
-        Target::Named(spot, _) => spot,
-        Target::Stream(_) => bail!("{}: cannot copy a directory to a stream", shown()),
+    let entry = match to {
+        Target::Directory(directory) => DirEntry { directory, name },
+        Target::Named(entry, _) => entry,
+        Target::Stream(_) => bail!("{}: cannot copy a directory to a stream", display()),
     };
-    let root = spot.make_directory().with_context(shown)?;
+    let root = entry.make_directory().with_context(display)?;
     let bar = progress(None);
-    let reader = there.files().download_tree(path).await?;
-    let reader = bar.wrap_async_read(stop.cut(reader));
+    let reader = handle.files().download_tree(path).await?;
+    let reader = bar.wrap_async_read(interrupt.guard(reader));
     let bridge = SyncIoBridge::new(reader);
     let unpacked = spawn_blocking(move || unpack::unpack(bridge, &root)).await?;
     bar.finish_and_clear();
-    unpacked.with_context(shown)
+    unpacked.with_context(display)
 }
 
 /// Writes a local file, and replaces an existing one only when it is complete.
 async fn receive(
     from: &mut (impl AsyncRead + Unpin),
-    spot: Spot,
+    entry: DirEntry,
     mode: u32,
     bar: &ProgressBar,
 ) -> Result<()> {
-    let draft = Draft::new(&spot, mode)?;
-    let mut file = tokio::fs::File::from_std(draft.file.try_clone()?);
+    let temp_file = TempFile::new(&entry, mode)?;
+    let mut file = tokio::fs::File::from_std(temp_file.file.try_clone()?);
     copy(from, &mut file, bar).await?;
     file.flush().await?;
     file.sync_all().await?;
-    spawn_blocking(move || draft.place(&spot)).await??;
+    spawn_blocking(move || temp_file.persist(&entry)).await??;
     Ok(())
 }
 
@@ -288,10 +298,10 @@ async fn write_to(from: &mut (impl AsyncRead + Unpin), to: File, bar: &ProgressB
 }
 
 /// Opens a pipe or device without following links. Waits for the reader of a pipe.
-async fn open(spot: Spot) -> Result<File> {
+async fn open(entry: DirEntry) -> Result<File> {
     let opened = spawn_blocking(move || {
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
-        rustix::fs::openat(&spot.directory, &spot.name, flags, Mode::empty())
+        rustix::fs::openat(&entry.directory, &entry.name, flags, Mode::empty())
     });
     Ok(opened.await??.into())
 }
@@ -302,12 +312,12 @@ fn progress(size: Option<u64>) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = size.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
-    let form = if size.is_some() {
+    let template = if size.is_some() {
         "{bytes} of {total_bytes} {wide_bar} {bytes_per_sec} {eta}"
     } else {
         "{bytes} {spinner} {bytes_per_sec}"
     };
-    match ProgressStyle::with_template(form) {
+    match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }
@@ -318,11 +328,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_here_or_in_a_box() {
-        assert_eq!(Place::of("-"), Place::Stream);
-        assert_eq!(Place::of("b:/x"), Place::Box("b".into(), "/x".into()));
-        for here in ["b", "./b:/x", "b:x", "/a/b", ":/x"] {
-            assert_eq!(Place::of(here), Place::Here(here.into()), "{here}");
+    fn a_copy_path_is_a_stream_local_or_in_a_box() {
+        assert_eq!(CopyPath::of("-"), CopyPath::Stream);
+        assert_eq!(CopyPath::of("b:/x"), CopyPath::Box("b".into(), "/x".into()));
+        for local in ["b", "./b:/x", "b:x", "/a/b", ":/x"] {
+            assert_eq!(
+                CopyPath::of(local),
+                CopyPath::Local(local.into()),
+                "{local}"
+            );
         }
     }
 }

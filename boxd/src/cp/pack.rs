@@ -17,7 +17,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use tar::{Builder, EntryType, Header};
 
-use super::PLAIN;
+use super::PERMISSION_BITS;
 use crate::output;
 
 /// Writes the contents of a directory to an archive.
@@ -74,7 +74,7 @@ fn add(archive: &mut Builder<impl Write>, entry: &Entry<'_>, path: &PathBuf) -> 
         _ => {
             let path = path.display().to_string();
             let path = output::visible(&path);
-            output::complain(&format!(
+            output::eprintln(&format!(
                 "boxd: {path}: skipped; not a file, directory or symbolic link"
             ));
         }
@@ -107,7 +107,7 @@ fn has_changed(errno: Errno) -> bool {
 fn header(kind: EntryType, stat: &Stat) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
-    header.set_mode(stat.st_mode & PLAIN);
+    header.set_mode(stat.st_mode & PERMISSION_BITS);
     header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
     header.set_size(0);
     header

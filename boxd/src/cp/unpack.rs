@@ -13,41 +13,41 @@ use anyhow::{Context as _, Result, bail};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use tar::{Archive, EntryType};
 
-use super::PLAIN;
-use super::draft::Draft;
-use super::here::{Spot, same};
+use super::PERMISSION_BITS;
+use super::local::{DirEntry, reopen};
+use super::temp_file::TempFile;
 
 /// Unpacks an archive into a directory.
 pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
     let mut modes = BTreeMap::new();
     for entry in Archive::new(archive).entries()? {
         let mut entry = entry?;
-        let path = inner(&entry.path()?)?;
+        let path = relative_path(&entry.path()?)?;
         let Some(name) = path.file_name() else {
             continue;
         };
-        let shown = || path.display().to_string();
-        let mode = entry.header().mode()? & PLAIN;
+        let display = || path.display().to_string();
+        let mode = entry.header().mode()? & PERMISSION_BITS;
         let above = path.parent().unwrap_or(Path::new(""));
-        let spot = Spot {
-            directory: directory(root, above).with_context(shown)?,
+        let target = DirEntry {
+            directory: directory(root, above).with_context(display)?,
             name: name.to_owned(),
         };
         match entry.header().entry_type() {
             EntryType::Directory => {
-                spot.make_directory().with_context(shown)?;
+                target.make_directory().with_context(display)?;
                 modes.insert(path.clone(), mode);
             }
             EntryType::Regular | EntryType::Continuous => {
-                let mut draft = Draft::new(&spot, mode).with_context(shown)?;
-                io::copy(&mut entry, &mut draft.file).with_context(shown)?;
-                draft.place(&spot).with_context(shown)?;
+                let mut temp_file = TempFile::new(&target, mode).with_context(display)?;
+                io::copy(&mut entry, &mut temp_file.file).with_context(display)?;
+                temp_file.persist(&target).with_context(display)?;
             }
             EntryType::Symlink => {
-                let target = entry
+                let link = entry
                     .link_name_bytes()
                     .context("symbolic link without a target")?;
-                spot.make_link(&target).with_context(shown)?;
+                target.make_link(&link).with_context(display)?;
             }
             _ => bail!("{}: unsupported file type", path.display()),
         }
@@ -64,16 +64,16 @@ pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
 }
 
 /// Checks that a path stays within the directory; empty for the directory itself.
-fn inner(path: &Path) -> Result<PathBuf> {
-    let mut inner = PathBuf::new();
+fn relative_path(path: &Path) -> Result<PathBuf> {
+    let mut relative = PathBuf::new();
     for part in path.components() {
         match part {
-            Component::Normal(part) => inner.push(part),
+            Component::Normal(part) => relative.push(part),
             Component::CurDir => {}
             _ => bail!("{}: points outside the target directory", path.display()),
         }
     }
-    Ok(inner)
+    Ok(relative)
 }
 
 /// Opens the directory of an entry, and creates it if missing.
@@ -81,11 +81,11 @@ fn directory(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     if let Ok(found) = beneath(root, path, OFlags::RDONLY) {
         return Ok(found);
     }
-    let mut directory = same(root)?;
+    let mut directory = reopen(root)?;
     for part in path.components() {
         let name: &OsStr = part.as_os_str();
         let name = name.to_owned();
-        directory = Spot { directory, name }.make_directory()?;
+        directory = DirEntry { directory, name }.make_directory()?;
     }
     Ok(directory)
 }
@@ -111,7 +111,7 @@ fn beneath(root: &OwnedFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::here::directory as opened;
+    use super::super::local::directory as opened;
     use super::*;
 
     /// An archive with one entry of this kind and mode.
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_archive_is_refused_or_harmless() {
+    fn a_malicious_archive_is_refused_or_harmless() {
         let dir = tempfile::tempdir().unwrap();
         let to = dir.path().join("to");
         std::fs::create_dir(&to).unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_the_place_of_what_is_copied_is_replaced_and_never_followed() {
+    fn a_link_at_the_target_is_replaced_and_never_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (to, outside) = (dir.path().join("to"), dir.path().join("outside"));
         std::fs::create_dir(&to).unwrap();

@@ -8,7 +8,7 @@ use box_service::BoxService;
 use box_service::connector::InProcess;
 use box_transports::Endpoint;
 
-use super::doors;
+use super::listeners;
 use super::tokens::Tokens;
 use crate::config::{Config, ServerSection};
 use crate::log;
@@ -18,12 +18,12 @@ pub(crate) fn check(config: &Config) -> Result<()> {
     log::filter(&config.log)?;
     let server = &config.server;
     let tokens = Tokens::read(server.token_file.as_deref())?;
-    tokens.check_tables(&config.policy)?;
+    tokens.check_policy(&config.policy)?;
     for text in &server.listen {
-        doors::check(text, server, &tokens)?;
+        listeners::check(text, server, &tokens)?;
     }
     if let Some(text) = &server.http {
-        check_http(text, &tokens).with_context(|| format!("server.http {text}"))?;
+        check_http(text, &tokens).context("server.http")?;
     }
     check_files(server)?;
     config.network.egress(|name| std::env::var(name).ok())?;
@@ -33,12 +33,12 @@ pub(crate) fn check(config: &Config) -> Result<()> {
 
 fn check_http(text: &str, tokens: &Tokens) -> Result<()> {
     let Ok(Endpoint::Tcp { address, .. }) = format!("tcp://{text}").parse() else {
-        bail!("it is HOST:PORT");
+        bail!("{text:?} is not HOST:PORT");
     };
-    let beyond = |address: IpAddr| !address.is_loopback();
+    let is_remote = |address: IpAddr| !address.is_loopback();
     ensure!(
-        !tokens.is_empty() || !address.host.parse().is_ok_and(beyond),
-        "beyond loopback callers need tokens (server.token_file, --token-file, BOXD_TOKENS)"
+        !tokens.is_empty() || !address.host.parse().is_ok_and(is_remote),
+        "{text} is not a loopback address; configure tokens (server.token_file, --token-file or BOXD_TOKENS)"
     );
     Ok(())
 }
@@ -51,7 +51,7 @@ fn check_files(server: &ServerSection) -> Result<()> {
         ("server.tls_client_ca", &server.tls_client_ca),
     ] {
         if let Some(path) = path {
-            std::fs::read(path).with_context(|| format!("{key} {}", path.display()))?;
+            std::fs::read(path).with_context(|| format!("{key}: {}", path.display()))?;
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ pub(super) fn notify(state: &str) {
     };
     // A service manager that does not listen does not wait, so an error is only logged.
     if let Err(error) = send(path.as_encoded_bytes(), state) {
-        tracing::warn!(%error, "the service manager could not be told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_manager_is_told() {
+    fn a_service_manager_is_notified() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();

@@ -8,28 +8,28 @@ use box_rpc::{Call, Handle, Router};
 use box_runtime::BoxRuntime;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::http::caps::{Key, Scope};
-use crate::local::Boxes;
+use super::http::signed_url::{Scope, SigningKey};
+use crate::embedded::EmbeddedServer;
 
 /// The characters that a path segment holds unescaped.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
+const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
 
 /// The handler that creates addresses.
 #[derive(Debug)]
 struct Share {
     runtime: BoxRuntime,
-    key: Key,
+    key: SigningKey,
     /// The public URL of the HTTP port, if the server has one.
     url: Option<String>,
 }
 
 /// Returns all actions of the server: those of the policy layer, and `port.share`.
-pub(super) fn router(boxes: &Boxes, key: Key, url: Option<String>) -> Router {
-    let runtime = boxes.runtime.clone();
+pub(super) fn router(embedded: &EmbeddedServer, key: SigningKey, url: Option<String>) -> Router {
+    let runtime = embedded.runtime.clone();
     let share = Arc::new(Share { runtime, key, url });
     Router::builder(share)
         .on::<PortShare>()
-        .and(&boxes.service.router())
+        .and(&embedded.service.router())
         .build()
 }
 
@@ -47,23 +47,23 @@ impl Handle<PortShare> for Share {
         let info = self.runtime.get(&call.caller(), &box_id).await?;
         let Some(url) = &self.url else {
             return Err(BoxError::unsupported(
-                "this server has no HTTP port (server.http, boxd serve --http HOST:PORT)",
+                "this server does not listen on HTTP; set server.http, or start it with --http HOST:PORT",
             ));
         };
         let expires_at = for_ms.map(|time| UnixMs(UnixMs::now().0.saturating_add(time.get())));
-        let cap = self.key.grant(&info, Scope::Port(port), expires_at);
+        let signature = self.key.sign(&info, Scope::Port(port), expires_at);
         // A box name is unique only per owner; this id is unique on the server.
-        let id = utf8_percent_encode(&info.backend_id, SEGMENT);
+        let id = utf8_percent_encode(&info.backend_id, PATH_SEGMENT);
         tracing::info!(
             target: "audit",
             caller = &*call.caller().name(),
             box_id = box_id.as_str(),
             port,
             expires_at = expires_at.map(|time| time.0),
-            "an address was handed out"
+            "port shared"
         );
         Ok(PortShareResult {
-            url: format!("{url}/boxes/{id}~{cap}/port/{port}/"),
+            url: format!("{url}/boxes/{id}~{signature}/port/{port}/"),
             expires_at,
         })
     }

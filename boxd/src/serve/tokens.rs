@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 use box_rpc::Caller;
 use box_service::ServiceConfig;
 
-use super::owned::read_secret;
+use super::trusted_file::read_secret;
 use crate::langbot::OWNER;
 
 /// The environment variable that holds tokens in the format of the file.
 const VARIABLE: &str = "BOXD_TOKENS";
 
 /// The minimum length of a token.
-const SHORTEST: usize = 32;
+const MIN_TOKEN_BYTES: usize = 32;
 
 /// Returns whether a token may not have this name.
 ///
@@ -34,22 +34,22 @@ impl Tokens {
     /// Reads the tokens: a name and a token per line; `#` starts a comment.
     pub(super) fn read(file: Option<&Path>) -> Result<Self> {
         if let Some(path) = file {
-            let shown = path.display();
+            let display = path.display();
             let read = || {
-                let text = String::from_utf8(read_secret(path)?).context("is not UTF-8")?;
+                let text = String::from_utf8(read_secret(path)?).context("not UTF-8")?;
                 Self::parse(&text)
             };
-            return read().with_context(|| format!("token file {shown}"));
+            return read().with_context(|| format!("token file {display}"));
         }
         match std::env::var(VARIABLE) {
             Ok(text) => Self::parse(&text).context(VARIABLE),
             Err(VarError::NotPresent) => Ok(Self::default()),
-            Err(VarError::NotUnicode(_)) => bail!("{VARIABLE} is not UTF-8"),
+            Err(VarError::NotUnicode(_)) => bail!("{VARIABLE}: not UTF-8"),
         }
     }
 
     fn parse(text: &str) -> Result<Self> {
-        let mut named = Vec::new();
+        let mut entries = Vec::new();
         let mut seen = BTreeSet::new();
         for (number, line) in text.lines().enumerate() {
             let line = line.trim();
@@ -60,25 +60,22 @@ impl Tokens {
             let number = number + 1;
             let mut words = line.split_whitespace();
             let (Some(name), Some(token), None) = (words.next(), words.next(), words.next()) else {
-                bail!("line {number} is not a name and a token");
+                bail!("line {number}: expected NAME TOKEN");
             };
             ensure!(
                 !is_reserved(name),
-                "line {number}: the name {name} is taken"
+                "line {number}: the name {name} is reserved; choose another"
             );
+            ensure!(seen.insert(name), "line {number}: duplicate name {name}");
             ensure!(
-                seen.insert(name),
-                "line {number}: the name {name} stands twice"
+                token.len() >= MIN_TOKEN_BYTES,
+                "line {number}: the token of {name} has fewer than {MIN_TOKEN_BYTES} bytes"
             );
-            ensure!(
-                token.len() >= SHORTEST,
-                "line {number}: the token of {name} is shorter than {SHORTEST} bytes"
-            );
-            named.push((name.to_owned(), token.to_owned()));
+            entries.push((name.to_owned(), token.to_owned()));
         }
-        ensure!(!named.is_empty(), "holds no token");
-        let known = named.iter().map(|(name, _)| name.clone()).collect();
-        Ok(Self(box_rpc::Tokens::new(named), known))
+        ensure!(!entries.is_empty(), "contains no tokens");
+        let known = entries.iter().map(|(name, _)| name.clone()).collect();
+        Ok(Self(box_rpc::Tokens::new(entries), known))
     }
 
     /// Returns whether no token is configured.
@@ -89,18 +86,18 @@ impl Tokens {
     /// Refuses a policy with a table for an unknown caller.
     ///
     /// Callers that need no token have names as well.
-    pub(super) fn check_tables(&self, policy: &ServiceConfig) -> Result<()> {
+    pub(super) fn check_policy(&self, policy: &ServiceConfig) -> Result<()> {
         for name in policy.tokens.keys() {
             ensure!(
                 self.1.contains(name) || is_reserved(name),
-                "policy.tokens.{name}: no token has this name; the names are in server.token_file (--token-file) or {VARIABLE}"
+                "policy.tokens.{name}: unknown token name; define it in server.token_file (--token-file) or {VARIABLE}"
             );
         }
         Ok(())
     }
 
     /// Returns the tokens for connections that send a hello message.
-    pub(super) fn for_hello(&self) -> box_rpc::Tokens {
+    pub(super) fn to_rpc(&self) -> box_rpc::Tokens {
         self.0.clone()
     }
 }
@@ -110,11 +107,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_have_names_and_length_and_errors_do_not_tell_them() {
+    fn tokens_are_checked_and_errors_do_not_contain_them() {
         let token = "0123456789abcdef0123456789abcdef";
         let tokens = Tokens::parse(&format!("# who\nann {token}\n\nbob x{token}\n")).unwrap();
-        assert_eq!(tokens.for_hello().name_of(token).as_deref(), Some("ann"));
-        assert_eq!(tokens.for_hello().name_of(&token[1..]), None);
+        assert_eq!(tokens.to_rpc().name_of(token).as_deref(), Some("ann"));
+        assert_eq!(tokens.to_rpc().name_of(&token[1..]), None);
         for text in [
             "",
             "ann",

@@ -88,7 +88,7 @@ fn ask(server: &Server, name: &str, cmd: &str) -> UnixStream {
 }
 
 #[test]
-fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
+fn the_log_has_start_and_end_of_every_command_and_no_secret() {
     let (server, log) = logged(tempfile::tempdir().unwrap());
     server.ok(&[
         "run",
@@ -127,10 +127,10 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
 
     // An exec without a waiting client is logged with its end, too.
     let sleeps = mark();
-    let mut asked = ask(&server, "b", &format!("exec sleep {sleeps}"));
+    let mut request = ask(&server, "b", &format!("exec sleep {sleeps}"));
     eventually("it runs", || running(&sleeps) == 1);
     let cancel = json!({"jsonrpc": "2.0", "method": "$/cancel", "params": {"id": 1}});
-    writeln!(asked, "{cancel}").unwrap();
+    writeln!(request, "{cancel}").unwrap();
     let ended = || {
         let lines = log.command_lines();
         lines.into_iter().find(|line| line["role"] == "Exec")
@@ -157,8 +157,8 @@ fn every_command_leaves_its_begin_and_its_end_in_the_log_and_no_secret() {
 fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
     let workspace = tempfile::tempdir().unwrap();
     let (server, log) = logged(tempfile::tempdir().unwrap());
-    let place = workspace.path().to_str().unwrap();
-    server.ok(&["run", "--name", "b", "--workspace", place, "true"]);
+    let path = workspace.path().to_str().unwrap();
+    server.ok(&["run", "--name", "b", "--workspace", path, "true"]);
     let until = |file: &str| format!("while [ ! -e /workspace/{file} ]; do sleep 0.05; done");
     let (early_file, late_file) = (format!("early-{}", mark()), "late");
     let (early, late) = (until(&early_file), until(late_file));

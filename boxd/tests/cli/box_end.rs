@@ -10,9 +10,12 @@ const FILL: &str = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; done;
 /// Asserts that the box was ended for its quota, and that the client says so and stops reading.
 fn is_over_quota(ran: &Output) {
     assert_eq!(ran.status.code(), Some(122), "{ran:?}");
-    let said = err(ran);
-    assert!(said.contains("quota exceeded: 8 MiB"), "{said}");
-    assert!(!said.contains("connection"), "{said}");
+    let stderr_text = err(ran);
+    assert!(
+        stderr_text.contains("quota exceeded: 8 MiB"),
+        "{stderr_text}"
+    );
+    assert!(!stderr_text.contains("connection"), "{stderr_text}");
 }
 
 #[test]
@@ -53,7 +56,7 @@ fn a_full_quota_is_in_inspect_and_in_the_log_and_later_calls_get_it() {
 }
 
 #[test]
-fn a_command_whose_box_is_deleted_says_so() {
+fn a_command_reports_that_its_box_was_deleted() {
     let server = Server::start();
     server.ok(&["run", "--name", "short", "true"]);
     let running = server
@@ -68,6 +71,9 @@ fn a_command_whose_box_is_deleted_says_so() {
     server.ok(&["rm", "--force", "short"]);
     let ran = running.wait_with_output().unwrap();
     assert_eq!(ran.status.code(), Some(125), "{ran:?}");
-    let said = err(&ran);
-    assert!(said.contains("box short was deleted"), "{said}");
+    let stderr_text = err(&ran);
+    assert!(
+        stderr_text.contains("box short was deleted"),
+        "{stderr_text}"
+    );
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::support::{Server, err, out};
 
 #[test]
-fn boxes_are_listed_for_people_and_for_programs() {
+fn ps_prints_a_table_ids_or_json() {
     let server = Server::start();
     assert_eq!(server.json(&["ps"]), json!([]));
     for name in ["one", "two"] {
@@ -152,7 +152,7 @@ fn a_stopped_box_keeps_its_files_and_starts_again() {
 }
 
 #[test]
-fn what_a_terminal_would_obey_is_never_printed_raw() {
+fn control_characters_are_escaped() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
     let evil = "true \u{9b}2J \u{202e}txt \x1b[2J \u{200b}";
@@ -180,7 +180,7 @@ fn what_a_terminal_would_obey_is_never_printed_raw() {
     assert_eq!(answer["program"]["argv"][2], evil, "nothing is lost");
     for id in ["a\u{202e}b", "a\u{9b}b", "a\u{200b}b"] {
         let refused = err(&server.run(&["run", "--name", id, "true"]));
-        assert!(refused.contains("name must not contain"), "{refused}");
+        assert!(refused.contains("name: must not contain"), "{refused}");
     }
 }
 
@@ -207,8 +207,8 @@ fn a_shell_completes_the_names_of_boxes_and_of_their_commands() {
 }
 
 #[test]
-fn a_command_of_another_program_is_answered_with_ours() {
-    for (word, ours) in [
+fn commands_of_other_tools_get_a_tip() {
+    for (word, suggestion) in [
         ("create", "boxd run --name"),
         ("images", "images.roots"),
         ("list", "boxd ps"),
@@ -217,6 +217,6 @@ fn a_command_of_another_program_is_answered_with_ours() {
     ] {
         let refused = super::support::boxd().arg(word).output().unwrap();
         assert_eq!(refused.status.code(), Some(2), "{word}");
-        assert!(err(&refused).contains(ours), "{word}: {refused:?}");
+        assert!(err(&refused).contains(suggestion), "{word}: {refused:?}");
     }
 }

@@ -12,7 +12,7 @@ fn with_box() -> Server {
 }
 
 #[test]
-fn a_command_runs_in_a_box_that_is_there() {
+fn exec_runs_in_an_existing_box() {
     let server = with_box();
     let ran = feed(
         &mut server.boxd(&[
@@ -61,7 +61,7 @@ fn a_command_runs_in_a_box_that_is_there() {
 }
 
 #[test]
-fn ended_commands_are_forgotten_when_configured() {
+fn ended_commands_are_removed_after_the_configured_retention() {
     let server = Server::with(tempfile::tempdir().unwrap(), |command| {
         command.env("BOXD_RUNTIME_COMMAND_RETENTION_SEC", "0");
     });
@@ -137,18 +137,18 @@ fn a_command_is_waited_for_and_followed_across_a_server_that_dies() {
 }
 
 #[test]
-fn why_a_command_ended_is_said_with_what_can_be_done() {
+fn an_abnormal_exit_is_explained_with_a_remedy() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "--memory-mb", "64", "true"]);
-    let hog = "python3 -c 'x = b\"x\" * (256 << 20)'";
-    let ran = server.run(&["exec", "b", hog]);
-    let said = err(&ran);
-    assert!(!said.contains("raise --memory-mb"), "{said}");
+    let allocation = "python3 -c 'x = b\"x\" * (256 << 20)'";
+    let ran = server.run(&["exec", "b", allocation]);
+    let stderr_text = err(&ran);
+    assert!(!stderr_text.contains("raise --memory-mb"), "{stderr_text}");
     // Without a cgroup, the limit of the process itself refuses the memory.
-    let by_limit = said.contains("MemoryError");
+    let by_limit = stderr_text.contains("MemoryError");
     assert!(
-        by_limit || said.contains("create a box with a higher --memory-mb"),
-        "{said}"
+        by_limit || stderr_text.contains("create a box with a higher --memory-mb"),
+        "{stderr_text}"
     );
     let late = server.run(&["exec", "--timeout", "200ms", "b", "sleep 100"]);
     assert!(err(&late).contains("raise --timeout"), "{late:?}");
@@ -171,7 +171,7 @@ fn why_a_command_ended_is_said_with_what_can_be_done() {
 }
 
 #[test]
-fn a_chosen_id_never_starts_twice() {
+fn a_command_with_a_chosen_id_starts_once() {
     let server = with_box();
     let start = || {
         server.ok(&[
@@ -216,17 +216,20 @@ fn commands_are_killed_one_by_one_or_all() {
         (out(&some).as_str(), some.status.code()),
         ("b/v\n", Some(125))
     );
-    let said = err(&some);
+    let stderr_text = err(&some);
     assert!(
-        said.contains("nope: not_found") && said.contains("b/nope: not_found"),
-        "{said}"
+        stderr_text.contains("nope: not_found") && stderr_text.contains("b/nope: not_found"),
+        "{stderr_text}"
     );
-    assert!(said.contains("`boxd run --name nope …`"), "{said}");
+    assert!(
+        stderr_text.contains("`boxd run --name nope …`"),
+        "{stderr_text}"
+    );
     assert!(err(&server.run(&["wait", "b"])).contains("BOX/COMMAND"));
 }
 
 #[test]
-fn the_last_lines_of_a_log_are_lines() {
+fn tail_prints_whole_lines() {
     let server = with_box();
     // More than the client reads first, in lines of very different lengths.
     let text = "seq 1 20000; head -c 100000 /dev/zero | tr '\\0' x; echo; echo; printf end";
@@ -243,7 +246,7 @@ fn the_last_lines_of_a_log_are_lines() {
 }
 
 #[test]
-fn an_id_that_another_command_has_is_a_conflict() {
+fn a_used_command_id_is_a_conflict() {
     let server = with_box();
     let ran = |arguments: &[&str]| {
         let mut all = vec!["exec", "--id", "job", "b"];
@@ -268,7 +271,7 @@ fn an_id_that_another_command_has_is_a_conflict() {
 }
 
 #[test]
-fn a_hint_is_about_what_went_wrong() {
+fn hints_match_the_error() {
     let server = with_box();
     for arguments in [
         &["exec", "b", "--user", "nobody-here", "true"][..],

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use super::support::{Server, boxd, err, feed, out};
 
 #[test]
-fn a_server_is_found_where_the_configuration_puts_it() {
+fn the_client_finds_the_configured_server() {
     let dir = tempfile::tempdir().unwrap();
     let (state, file) = (dir.path().join("elsewhere"), dir.path().join("boxd.toml"));
     std::fs::write(&file, format!("[server]\nstate_dir = {state:?}\n")).unwrap();
@@ -46,8 +46,8 @@ fn a_rejected_client_gets_the_reason() {
         command.args(["--listen", "ws://127.0.0.2:0/rpc/ws", "--token-file"]);
         command.arg(&tokens);
     });
-    let at = |place: usize| {
-        let endpoint = server.endpoints[place].clone();
+    let at = |path: usize| {
+        let endpoint = server.endpoints[path].clone();
         move |token: Option<&str>| {
             let mut command = boxd();
             if let Some(token) = token {
@@ -57,14 +57,17 @@ fn a_rejected_client_gets_the_reason() {
         }
     };
     let (right, wrong) = ("a".repeat(32), "b".repeat(32));
-    for place in 0..2 {
-        let ps = at(place);
+    for path in 0..2 {
+        let ps = at(path);
         // Also at a loopback address that is neither localhost nor 127.0.0.1.
         let listed = ps(Some(&right));
         assert!(listed.status.success(), "{listed:?}");
         for token in [None, Some(wrong.as_str())] {
-            let said = err(&ps(token));
-            assert!(said.contains("--token FILE or BOXD_TOKEN"), "{said}");
+            let stderr_text = err(&ps(token));
+            assert!(
+                stderr_text.contains("--token FILE or BOXD_TOKEN"),
+                "{stderr_text}"
+            );
         }
     }
     let http = server
@@ -88,7 +91,7 @@ fn a_rejected_client_gets_the_reason() {
     ] {
         let mut command = boxd();
         command.env("BOXD_TOKEN", token);
-        let said = err(&feed(command.args(["--endpoint", &endpoint, "ps"]), b""));
-        assert!(said.contains(why), "{endpoint}: {said}");
+        let stderr_text = err(&feed(command.args(["--endpoint", &endpoint, "ps"]), b""));
+        assert!(stderr_text.contains(why), "{endpoint}: {stderr_text}");
     }
 }

@@ -11,7 +11,7 @@ fn with_box() -> Server {
 }
 
 #[test]
-fn files_go_in_and_come_out_byte_for_byte() {
+fn files_are_copied_byte_for_byte() {
     let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
     let data: Vec<u8> = (0..=250).cycle().take(5_000_000).collect();
     let here = dir.path().join("data");
@@ -39,7 +39,7 @@ fn mode(path: &std::path::Path) -> u32 {
 }
 
 #[test]
-fn a_program_is_still_one_after_a_copy() {
+fn a_copy_keeps_the_executable_bit() {
     let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
     let here = dir.path().join("x.sh");
     std::fs::write(&here, "#!/bin/sh\necho ran\n").unwrap();
@@ -56,7 +56,7 @@ fn a_program_is_still_one_after_a_copy() {
 }
 
 #[test]
-fn what_is_there_is_written_to_as_what_it_is() {
+fn existing_files_pipes_and_devices_keep_their_type() {
     let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
     server.ok(&["exec", "b", "echo new > /tmp/f"]);
     let at = |name: &str| dir.path().join(name);
@@ -69,7 +69,7 @@ fn what_is_there_is_written_to_as_what_it_is() {
         std::os::unix::fs::chown(at("file"), Some(12), Some(34)).unwrap();
     }
     std::os::unix::fs::symlink("file", at("link")).unwrap();
-    assert!(err(&copy("link")).contains("is a symbolic link"));
+    assert!(err(&copy("link")).contains("symbolic link, which cp does not follow"));
     assert_eq!(
         std::fs::read_to_string(at("file")).unwrap(),
         "old, and longer"
@@ -98,7 +98,7 @@ fn what_is_there_is_written_to_as_what_it_is() {
     // The client writes neither through a dangling link nor to a host file with the name of a
     // partial copy.
     std::os::unix::fs::symlink(at("nowhere"), at("dangling")).unwrap();
-    assert!(err(&copy("dangling")).contains("is a symbolic link"));
+    assert!(err(&copy("dangling")).contains("symbolic link, which cp does not follow"));
     std::fs::write(at(".fresh.part"), "mine").unwrap();
     assert!(copy("fresh").status.success());
     assert_eq!(std::fs::read_to_string(at(".fresh.part")).unwrap(), "mine");
@@ -106,7 +106,7 @@ fn what_is_there_is_written_to_as_what_it_is() {
 }
 
 #[test]
-fn trees_go_in_and_come_out() {
+fn directories_are_copied_both_ways() {
     let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
     let tree = dir.path().join("tree");
     std::fs::create_dir_all(tree.join("a/b")).unwrap();
@@ -145,12 +145,15 @@ fn a_tree_that_does_not_fit_is_refused_with_the_reason() {
     }
     let refused = server.run(&["cp", dir.path().to_str().unwrap(), "b:/tmp/tree"]);
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-    let said = err(&refused);
-    assert!(!said.is_empty() && !said.contains("broken pipe"), "{said}");
+    let stderr_text = err(&refused);
+    assert!(
+        !stderr_text.is_empty() && !stderr_text.contains("broken pipe"),
+        "{stderr_text}"
+    );
 }
 
 #[test]
-fn a_link_of_a_guest_leads_nowhere_while_it_is_copied() {
+fn a_symbolic_link_of_a_guest_is_not_followed() {
     let (server, dir) = (with_box(), tempfile::tempdir().unwrap());
     let outside = dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
@@ -171,7 +174,7 @@ fn a_link_of_a_guest_leads_nowhere_while_it_is_copied() {
 }
 
 #[test]
-fn what_cannot_be_copied_is_said() {
+fn a_failed_copy_names_the_reason() {
     let server = with_box();
     for (from, to, why) in [
         ("b:/nope", "x", "not_found"),
@@ -191,11 +194,11 @@ fn what_cannot_be_copied_is_said() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_box_lives() {
+fn a_file_that_does_not_fit_is_refused_and_the_box_survives() {
     let server = Server::start();
     server.ok(&["run", "--name", "small", "--memory-mb", "64", "true"]);
-    let place = tempfile::tempdir().unwrap();
-    let large = place.path().join("large");
+    let path = tempfile::tempdir().unwrap();
+    let large = path.path().join("large");
     std::fs::write(&large, vec![b'x'; 52 << 20]).unwrap();
     let refused = server.run(&["cp", large.to_str().unwrap(), "small:/tmp/large"]);
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");

@@ -34,18 +34,18 @@ fn beside<T>(again: impl Fn() + Send + Sync, work: impl FnOnce() -> T) -> T {
 
 /// Repeats without a pause until the condition holds, because the window of a race may be short.
 fn race_until(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !is() {
-        assert!(begun.elapsed() < LONG, "{what}");
+        assert!(started.elapsed() < LONG, "{what}");
     }
 }
 
 #[test]
-fn links_that_are_swapped_in_while_a_directory_is_copied_bring_nothing_of_the_host_into_a_box() {
+fn links_swapped_in_during_an_upload_copy_nothing_of_the_host() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
-    let place = tempfile::tempdir().unwrap();
-    let (from, outside) = (place.path().join("from"), place.path().join("outside"));
+    let path = tempfile::tempdir().unwrap();
+    let (from, outside) = (path.path().join("from"), path.path().join("outside"));
     for directory in [from.join("d"), outside.clone()] {
         fs::create_dir_all(directory).unwrap();
     }
@@ -82,12 +82,12 @@ fn links_that_are_swapped_in_while_a_directory_is_copied_bring_nothing_of_the_ho
 }
 
 #[test]
-fn links_that_are_swapped_in_where_a_tree_is_copied_to_are_not_written_through() {
+fn links_swapped_in_during_a_download_are_not_followed() {
     let server = Server::start();
     let script = "mkdir -p /tmp/t/d; for i in $(seq 30); do echo canary > /tmp/t/d/f$i; done";
     server.ok(&["run", "--name", "b", script]);
-    let place = tempfile::tempdir().unwrap();
-    let (to, outside) = (place.path().join("to"), place.path().join("outside"));
+    let path = tempfile::tempdir().unwrap();
+    let (to, outside) = (path.path().join("to"), path.path().join("outside"));
     fs::create_dir_all(to.join("t")).unwrap();
     fs::create_dir(&outside).unwrap();
     let (directory, gone) = (to.join("t/d"), to.join("gone"));
@@ -118,11 +118,11 @@ fn links_that_are_swapped_in_where_a_tree_is_copied_to_are_not_written_through()
 }
 
 #[test]
-fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced() {
+fn a_named_link_is_refused_and_a_link_at_the_target_is_replaced() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "echo new > /tmp/f"]);
-    let place = tempfile::tempdir().unwrap();
-    let at = |name: &str| place.path().join(name);
+    let path = tempfile::tempdir().unwrap();
+    let at = |name: &str| path.path().join(name);
     fs::create_dir(at("real")).unwrap();
     fs::write(at("mine"), "mine").unwrap();
     symlink("real", at("link")).unwrap();
@@ -130,7 +130,7 @@ fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced()
     // Out of a box.
     let refused = err(&server.run(&["cp", "b:/tmp/f", text(&at("link"))]));
     assert!(
-        refused.contains("is a symbolic link, which cp does not follow"),
+        refused.contains("symbolic link, which cp does not follow"),
         "{refused}"
     );
     server.ok(&["cp", "b:/tmp/f", &format!("{}/", text(&at("link")))]);
@@ -139,7 +139,10 @@ fn a_link_that_was_named_is_refused_and_one_in_the_place_of_a_copy_is_replaced()
     assert_eq!(fs::read_to_string(at("real/f")).unwrap(), "new\n");
     // Into a box.
     let refused = err(&server.run(&["cp", text(&at("link")), "b:/tmp/tree"]));
-    assert!(refused.contains("is a symbolic link"), "{refused}");
+    assert!(
+        refused.contains("symbolic link, which cp does not follow"),
+        "{refused}"
+    );
     server.ok(&["cp", &format!("{}/", text(&at("link"))), "b:/tmp/tree"]);
     assert_eq!(server.ok(&["exec", "b", "cat /tmp/tree/f"]), "new\n");
 }
@@ -162,13 +165,13 @@ fn names(directory: &Path) -> Vec<std::ffi::OsString> {
 }
 
 #[test]
-fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
+fn an_interrupted_upload_leaves_nothing() {
     let (workspace, quota) = (tempfile::tempdir().unwrap(), ["--quota-mb", "4"]);
     let server = with_mounts();
     let mut make = ["run", "--name", "b", "--workspace", text(workspace.path())];
     server.ok(&[&make[..], &quota, &["true"]].concat());
     let data = vec![7; 3 << 20];
-    let begun = || {
+    let started = || {
         let mut copy = server.boxd(&["cp", "-", "b:/workspace/large"]);
         let mut copy = copy.stdin(Stdio::piped()).spawn().unwrap();
         let mut input = copy.stdin.take().unwrap();
@@ -177,7 +180,7 @@ fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
         (copy, input)
     };
     for number in 0..3 {
-        let (mut copy, _input) = begun();
+        let (mut copy, _input) = started();
         signal(&copy, Signal::INT);
         assert_eq!(copy.wait().unwrap().code(), Some(130), "{number}");
         assert_eq!(names(workspace.path()).len(), 0);
@@ -186,7 +189,7 @@ fn a_copy_into_a_box_that_is_cut_short_leaves_nothing_and_takes_no_room() {
     let copied = feed(&mut server.boxd(&["cp", "-", "b:/workspace/whole"]), &data);
     assert!(copied.status.success(), "{copied:?}");
     server.ok(&["exec", "b", "rm /workspace/whole"]);
-    let (mut copy, _input) = begun();
+    let (mut copy, _input) = started();
     copy.kill().unwrap();
     copy.wait().unwrap();
     assert_eq!(
@@ -219,32 +222,32 @@ fn writes(process: &Child, below: &Path) -> bool {
 }
 
 #[test]
-fn a_copy_out_of_a_box_that_is_cut_short_leaves_nothing() {
+fn an_interrupted_download_leaves_nothing() {
     let server = Server::start();
     let script = "mkdir /tmp/t; truncate -s 2G /tmp/large /tmp/t/large";
     server.ok(&["run", "--name", "b", script]);
-    let place = tempfile::tempdir().unwrap();
-    let place = place.path().canonicalize().unwrap();
+    let path = tempfile::tempdir().unwrap();
+    let path = path.path().canonicalize().unwrap();
     for (from, sent_signal) in [
         ("b:/tmp/large", Signal::INT),
         ("b:/tmp/large", Signal::KILL),
         ("b:/tmp/t", Signal::INT),
         ("b:/tmp/t", Signal::KILL),
     ] {
-        let mut copy = server.boxd(&["cp", from, text(&place.join("to"))]);
+        let mut copy = server.boxd(&["cp", from, text(&path.join("to"))]);
         let mut copy = copy.spawn().unwrap();
         eventually("it has begun", || {
             assert_eq!(copy.try_wait().unwrap(), None, "{from}");
-            writes(&copy, &place)
+            writes(&copy, &path)
         });
         signal(&copy, sent_signal);
         let code = copy.wait().unwrap().code();
         assert_eq!(code, (sent_signal == Signal::INT).then_some(130), "{from}");
-        let _ = fs::remove_dir(place.join("to"));
+        let _ = fs::remove_dir(path.join("to"));
         assert!(
-            names(&place).is_empty(),
+            names(&path).is_empty(),
             "{from} {sent_signal:?}: {:?}",
-            names(&place)
+            names(&path)
         );
     }
 }

@@ -10,7 +10,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn options_of_container_engines_do_what_they_mean_there() {
+fn options_of_container_engines_work() {
     let (shared, kept) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     std::fs::write(kept.path().join("f"), "kept").unwrap();
     let volume = format!("{}:/data", shared.path().display());
@@ -40,7 +40,7 @@ fn options_of_container_engines_do_what_they_mean_there() {
 }
 
 #[test]
-fn what_is_called_otherwise_is_named() {
+fn unsupported_options_name_the_alternative() {
     for (arguments, says) in [
         (&["-p", "8080:80", "true"][..], "boxd port NAME PORT"),
         (
@@ -55,9 +55,9 @@ fn what_is_called_otherwise_is_named() {
         assert!(!refused.status.success(), "{refused:?}");
         assert!(err(&refused).contains(says), "{refused:?}");
     }
-    let lonely = tempfile::tempdir().unwrap();
+    let empty_dir = tempfile::tempdir().unwrap();
     let mut detached = boxd();
-    detached.env("BOXD_SERVER_STATE_DIR", lonely.path());
+    detached.env("BOXD_SERVER_STATE_DIR", empty_dir.path());
     let refused = feed(detached.args(["run", "-d", "true"]), b"");
     assert!(err(&refused).contains("boxd serve"), "{refused:?}");
 }
@@ -79,7 +79,7 @@ fn a_detached_command_continues_and_has_a_name() {
 }
 
 #[test]
-fn a_name_with_rm_is_of_a_box_that_goes() {
+fn rm_deletes_a_named_box() {
     let server = Server::start();
     let ran = server.ok(&["run", "--rm", "--name", "brief", "echo $((40 + 2))"]);
     assert_eq!(
@@ -94,14 +94,17 @@ fn a_name_with_rm_is_of_a_box_that_goes() {
 }
 
 #[test]
-fn a_detached_command_with_rm_changes_no_box_that_is_there() {
+fn a_detached_run_with_rm_refuses_an_existing_box() {
     let server = Server::start();
     let idle = |name: &str| server.json(&["inspect", name])["box"]["lifetime"]["idle_ms"].clone();
     server.ok(&["run", "--name", "kept", "--ttl", "2h", "touch /tmp/f"]);
     let refused = server.run(&["run", "-d", "--rm", "--name", "kept", "rm /tmp/f"]);
-    let said = err(&refused);
+    let stderr_text = err(&refused);
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-    assert!(said.contains("--rm: box kept already exists"), "{said}");
+    assert!(
+        stderr_text.contains("--rm: box kept already exists"),
+        "{stderr_text}"
+    );
     assert_eq!(idle("kept"), 7_200_000);
     server.ok(&["exec", "kept", "test -e /tmp/f"]);
     server.ok(&["run", "-d", "--rm", "--name", "brief", "true"]);
@@ -109,7 +112,7 @@ fn a_detached_command_with_rm_changes_no_box_that_is_there() {
 }
 
 #[test]
-fn a_named_box_lives_as_long_as_it_is_asked_to() {
+fn ttl_and_keep_set_the_lifetime_of_a_named_box() {
     let server = Server::start();
     let idle = |name: &str| server.json(&["inspect", name])["box"]["lifetime"]["idle_ms"].clone();
     server.ok(&["run", "--name", "usual", "true"]);
@@ -132,12 +135,10 @@ fn a_named_box_lives_as_long_as_it_is_asked_to() {
     eventually("the box is idle for six seconds", unused);
     server.ok(&["run", "--name", "long", "--ttl", "5s", "test -e /tmp/f"]);
     server.ok(&["run", "--name", "long", "--keep", "test -e /tmp/f"]);
-    // The former name of the option.
-    server.ok(&["run", "--name", "long", "test -e /tmp/f"]);
 }
 
 #[test]
-fn a_named_shell_keeps_what_was_done_in_it() {
+fn a_named_shell_keeps_its_state() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
     let exec = |shell: &str, text: &str| server.run(&["exec", "--shell", shell, "b", text]);
@@ -160,7 +161,7 @@ fn a_named_shell_keeps_what_was_done_in_it() {
 }
 
 #[test]
-fn a_box_that_is_new_though_its_name_was_known_says_so() {
+fn a_recreated_box_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let server = Server::with(directory, |_| {});
     let gone = |name: &str| server.ok(&["ps", "-q"]).lines().all(|line| line != name);
@@ -172,13 +173,16 @@ fn a_box_that_is_new_though_its_name_was_known_says_so() {
     says_nothing(&["run", "--name", "c", "--ttl", "1s", "true"]);
     eventually("idle boxes end", || gone("b") && gone("c"));
     let ran = server.run(&["run", "--name", "b", "test -e /tmp/f || echo empty"]);
-    let said = err(&ran);
+    let stderr_text = err(&ran);
     assert_eq!(out(&ran), "empty\n", "{ran:?}");
-    assert!(said.starts_with("boxd: box b is new and empty"), "{said}");
-    assert!(said.contains("idle for too long"), "{said}");
     assert!(
-        said.contains("--keep") && said.lines().count() == 1,
-        "{said}"
+        stderr_text.starts_with("boxd: box b is new and empty"),
+        "{stderr_text}"
+    );
+    assert!(stderr_text.contains("idle for too long"), "{stderr_text}");
+    assert!(
+        stderr_text.contains("--keep") && stderr_text.lines().count() == 1,
+        "{stderr_text}"
     );
     // The box exists now. A box that was deleted on request is expected to be absent.
     says_nothing(&["run", "--name", "b", "true"]);
@@ -190,11 +194,11 @@ fn a_box_that_is_new_though_its_name_was_known_says_so() {
     server.child.wait().unwrap();
     let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
     let server = Server::with(directory, |_| {});
-    let said = err(&server.run(&["--json", "run", "--name", "c", "true"]));
-    let answer: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let stderr_text = err(&server.run(&["--json", "run", "--name", "c", "true"]));
+    let answer: serde_json::Value = serde_json::from_str(&stderr_text).unwrap();
     assert_eq!(answer["new"]["box"], "c", "{answer}");
-    let said = err(&server.run(&["run", "--name", "b", "true"]));
-    assert!(said.contains("is new and empty"), "{said}");
+    let stderr_text = err(&server.run(&["run", "--name", "b", "true"]));
+    assert!(stderr_text.contains("is new and empty"), "{stderr_text}");
 }
 
 #[test]

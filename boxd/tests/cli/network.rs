@@ -59,7 +59,7 @@ done
 "#;
 
 #[test]
-fn public_addresses_are_reached_and_others_only_if_they_are_listed() {
+fn private_addresses_are_reachable_only_if_listed() {
     let root = rustix::process::geteuid().is_root();
     // An ordinary user is root in new namespaces, and has no other user there.
     let (namespaces, users) = if root {

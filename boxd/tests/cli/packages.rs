@@ -27,7 +27,7 @@ fn run(text: &str, more: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn pip_installs_for_the_guest_and_what_it_installs_is_found() {
+fn pip_installs_packages_for_the_guest() {
     let install = "/usr/bin/python3 wheel.py && /usr/bin/pip3 install --no-index --quiet ./demobox-1.0-py3-none-any.whl";
     let ran = run(&format!("{install} && demobox && type -P demobox"), &[]);
     let expected = "installed by pip\n/home/box/.local/bin/demobox\n";
@@ -41,7 +41,7 @@ fn pip_installs_for_the_guest_and_what_it_installs_is_found() {
 }
 
 #[test]
-fn npm_installs_for_the_guest_and_what_it_installs_is_found() {
+fn npm_installs_packages_for_the_guest() {
     let package = r#"mkdir p && cd p && printf '#!/usr/bin/env node\nconsole.log("installed by npm")\n' > x.js &&
         echo '{"name":"demobox","version":"1.0.0","bin":{"demobox":"x.js"}}' > package.json &&
         npm pack --silent > /dev/null && npm install --silent --no-audit -g ./demobox-1.0.0.tgz"#;
@@ -56,7 +56,7 @@ fn npm_installs_for_the_guest_and_what_it_installs_is_found() {
 }
 
 #[test]
-fn tools_of_a_home_directory_are_there_for_reading_on_request() {
+fn with_toolchains_mounts_toolchains_read_only() {
     use std::os::unix::fs::PermissionsExt as _;
     let home = tempfile::tempdir().unwrap();
     let bin = home.path().join(".cargo/bin");
@@ -64,15 +64,15 @@ fn tools_of_a_home_directory_are_there_for_reading_on_request() {
     std::fs::create_dir_all(home.path().join(".ssh")).unwrap();
     std::fs::write(bin.join("hometool"), "#!/bin/sh\necho from home\n").unwrap();
     std::fs::set_permissions(bin.join("hometool"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let place = home.path().to_str().unwrap();
+    let path = home.path().to_str().unwrap();
     let text = format!(
-        "hometool; touch {place}/.cargo/bin/x || echo kept; ls -A {place}; demo=$(type -P python3) && echo $demo"
+        "hometool; touch {path}/.cargo/bin/x || echo kept; ls -A {path}; demo=$(type -P python3) && echo $demo"
     );
     let with = |options: &[&str]| {
         let mut command = boxd();
         feed(
             command
-                .env("HOME", place)
+                .env("HOME", path)
                 .arg("run")
                 .args(options)
                 .arg(&text),

@@ -28,11 +28,11 @@ fn count(text: &str, part: &str) -> usize {
 #[test]
 fn the_timeout_of_a_profile_limits_commands_and_shell_runs_and_is_printed_once() {
     let server = small();
-    let asked = ["run", "--name", "s", "--timeout", "1000s", "sleep 900"];
-    let late = server.run(&asked);
+    let request = ["run", "--name", "s", "--timeout", "1000s", "sleep 900"];
+    let late = server.run(&request);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
-    let said = "timeout_ms: 1000 instead of 1000000";
-    assert_eq!(count(&err(&late), said), 1, "{late:?}");
+    let stderr_text = "timeout_ms: 1000 instead of 1000000";
+    assert_eq!(count(&err(&late), stderr_text), 1, "{late:?}");
     // A command without a timeout gets the limit of the profile.
     let late = server.run(&["exec", "s", "sleep 900"]);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
@@ -40,7 +40,7 @@ fn the_timeout_of_a_profile_limits_commands_and_shell_runs_and_is_printed_once()
     // Runs in a shell have the same limit.
     let late = server.run(&["exec", "--shell", "one", "s", "sleep 900"]);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
-    let asked = [
+    let request = [
         "exec",
         "--shell",
         "two",
@@ -49,19 +49,19 @@ fn the_timeout_of_a_profile_limits_commands_and_shell_runs_and_is_printed_once()
         "s",
         "sleep 900",
     ];
-    let late = server.run(&asked);
+    let late = server.run(&request);
     assert_eq!(late.status.code(), Some(124), "{late:?}");
-    assert_eq!(count(&err(&late), said), 1, "{late:?}");
+    assert_eq!(count(&err(&late), stderr_text), 1, "{late:?}");
     // Within the limit, the client prints nothing about it.
     let soon = server.run(&["exec", "--timeout", "900ms", "s", "echo hi"]);
     assert_eq!((out(&soon).as_str(), err(&soon).as_str()), ("hi\n", ""));
 }
 
 #[test]
-fn without_a_limit_in_the_profile_a_run_in_a_shell_has_the_time_that_it_asks_for() {
+fn without_a_profile_limit_a_shell_run_gets_its_own_timeout() {
     let server = Server::start();
     server.ok(&["run", "--name", "s", "true"]);
-    let asked = [
+    let request = [
         "exec",
         "--shell",
         "one",
@@ -70,7 +70,7 @@ fn without_a_limit_in_the_profile_a_run_in_a_shell_has_the_time_that_it_asks_for
         "s",
         "sleep 2; echo done",
     ];
-    let ran = server.run(&asked);
+    let ran = server.run(&request);
     assert_eq!((out(&ran).as_str(), err(&ran).as_str()), ("done\n", ""));
 }
 
@@ -88,7 +88,7 @@ fn a_locked_field_is_reported_on_standard_error_once() {
 }
 
 #[test]
-fn the_user_of_a_server_mounts_what_that_user_can_read_but_no_place_of_the_system() {
+fn the_servers_user_mounts_readable_directories_except_system_ones() {
     let server = Server::start();
     let workspace = tempfile::tempdir().unwrap();
     std::fs::write(workspace.path().join("file"), "here").unwrap();
@@ -97,28 +97,28 @@ fn the_user_of_a_server_mounts_what_that_user_can_read_but_no_place_of_the_syste
     assert_eq!(out(&server.run(&named)), "here");
     let once = ["run", "--workspace", path, "cat file"];
     assert_eq!(out(&server.run(&once)), "here");
-    for place in ["/etc", "/etc/ssl", "/boot", "/run", "/proc", "/"] {
+    for path in ["/etc", "/etc/ssl", "/boot", "/run", "/proc", "/"] {
         for name in [&["--name", "y"][..], &[]] {
-            let refused = [&["run"], name, &["--workspace", place, "true"]].concat();
+            let refused = [&["run"], name, &["--workspace", path, "true"]].concat();
             let refused = server.run(&refused);
-            assert_eq!(refused.status.code(), Some(125), "{place}: {refused:?}");
-            let said = err(&refused);
-            assert!(said.contains("is blocked for security"), "{said}");
+            assert_eq!(refused.status.code(), Some(125), "{path}: {refused:?}");
+            let stderr_text = err(&refused);
+            assert!(
+                stderr_text.contains("blocked for security"),
+                "{stderr_text}"
+            );
         }
     }
 }
 
 #[test]
-fn a_run_without_a_server_mounts_no_place_of_the_system() {
-    for place in ["/etc", "/run", "/boot", "/root"] {
-        for option in [
-            ["--workspace", place],
-            ["--mount", &format!("{place}:/mnt")],
-        ] {
+fn a_run_without_a_server_mounts_no_system_directory() {
+    for path in ["/etc", "/run", "/boot", "/root"] {
+        for option in [["--workspace", path], ["--mount", &format!("{path}:/mnt")]] {
             let refused = feed(boxd().arg("run").args(option).arg("true"), b"");
             assert_eq!(refused.status.code(), Some(125), "{option:?}: {refused:?}");
             assert!(
-                err(&refused).contains("is blocked for security"),
+                err(&refused).contains("blocked for security"),
                 "{refused:?}"
             );
         }
@@ -262,16 +262,16 @@ fn a_table_for_an_unknown_token_is_refused() {
     let known = check("ann");
     assert!(known.status.success(), "control: {known:?}");
     let refused = check("anne");
-    let said = "policy.tokens.anne: no token has this name";
+    let expected = "policy.tokens.anne: unknown token name";
     assert!(!refused.status.success(), "{refused:?}");
-    assert!(err(&refused).contains(said), "{refused:?}");
+    assert!(err(&refused).contains(expected), "{refused:?}");
     let mut serve = boxd();
     serve.env("BOXD_TOKENS", format!("ann {ANN}\n"));
     serve
         .args(["serve", "--state-dir"])
         .arg(directory.path().join("state"));
     let refused = feed(serve.arg("--config").arg(&config), b"");
-    assert!(err(&refused).contains(said), "{refused:?}");
+    assert!(err(&refused).contains(expected), "{refused:?}");
 }
 
 #[test]
@@ -302,30 +302,30 @@ fn a_state_directory_or_a_token_file_of_another_user_is_refused() {
     chown(&tokens, Some(65534), None).unwrap();
     let refused = serve();
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-    let said = err(&refused);
+    let stderr_text = err(&refused);
     assert!(
-        said.contains("token file") && said.contains("belongs to user 65534"),
-        "{said}"
+        stderr_text.contains("token file") && stderr_text.contains("owned by user 65534"),
+        "{stderr_text}"
     );
     chown(&tokens, Some(0), None).unwrap();
     chown(&state, Some(65534), None).unwrap();
-    let said = err(&serve());
+    let stderr_text = err(&serve());
     assert!(
-        said.contains("state directory") && said.contains("belongs to user 65534"),
-        "{said}"
+        stderr_text.contains("state directory") && stderr_text.contains("owned by user 65534"),
+        "{stderr_text}"
     );
     chown(&state, Some(0), None).unwrap();
     std::fs::write(state.join("url.key"), [7; 64]).unwrap();
     chown(state.join("url.key"), Some(65534), None).unwrap();
-    let said = err(&serve());
+    let stderr_text = err(&serve());
     assert!(
-        said.contains("url.key") && said.contains("belongs to user 65534"),
-        "{said}"
+        stderr_text.contains("url.key") && stderr_text.contains("owned by user 65534"),
+        "{stderr_text}"
     );
 }
 
 #[test]
-fn what_holds_the_state_of_the_server_is_not_mounted() {
+fn the_servers_private_paths_are_not_mounted() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().canonicalize().unwrap();
     let beside = root.join("beside");
@@ -346,14 +346,14 @@ fn what_holds_the_state_of_the_server_is_not_mounted() {
     for path in [&root, &root.join("state"), &beside.join("up"), &boxes] {
         let refused = mount(path);
         assert_eq!(refused.status.code(), Some(125), "{path:?}: {refused:?}");
-        let said = err(&refused);
+        let stderr_text = err(&refused);
         assert!(
-            said.contains("host_path: the directory contains private files of the server"),
-            "{said}"
+            stderr_text.contains("host_path: the directory contains private files of the server"),
+            "{stderr_text}"
         );
         assert!(
-            !said.contains(root.to_str().unwrap()),
-            "no path of the host: {said}"
+            !stderr_text.contains(root.to_str().unwrap()),
+            "no path of the host: {stderr_text}"
         );
     }
     let path = beside.to_str().unwrap();

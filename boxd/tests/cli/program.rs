@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use box_protocol::BoxProfile;
 use serde_json::Value;
@@ -75,8 +75,8 @@ fn as_user(program: &Path, user: Option<u32>) -> Command {
 
 fn output(command: &mut Command) -> Output {
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.is_empty(), "{said}");
+    let stderr_text = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr_text.is_empty(), "{stderr_text}");
     output
 }
 
@@ -176,7 +176,7 @@ fn doctor_reports_the_same_as_text() {
 }
 
 #[test]
-fn doctor_fails_and_names_what_is_missing_where_no_box_can_be_made() {
+fn doctor_fails_and_names_missing_features() {
     let (_dir, program) = program();
     let user = is_root().then_some(ORDINARY_USER);
     let doctor = |script: &str, json: &[&str]| {
@@ -221,20 +221,25 @@ fn version_names_the_program_and_the_contract() {
 }
 
 #[test]
-fn a_closed_output_pipe_is_no_error() {
+fn commands_that_print_exit_silently_on_a_closed_pipe() {
     let (_dir, program) = program();
-    for arguments in [&["doctor"][..], &["doctor", "--json"], &["version"]] {
-        let mut child = Command::new(&program)
+    for arguments in [
+        &["doctor"][..],
+        &["doctor", "--json"],
+        &["version"],
+        &["config", "example"],
+    ] {
+        // The reader is closed first, so that the program cannot write in time.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(&program)
             .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
+            .stdout(writer)
+            .output()
             .unwrap();
-        drop(child.stdout.take());
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr_text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
-            (output.status.code(), &*said),
+            (output.status.code(), &*stderr_text),
             (Some(141), ""),
             "{arguments:?}"
         );
@@ -252,7 +257,7 @@ fn unknown_arguments_end_with_the_exit_code_of_usage_errors() {
 }
 
 #[test]
-fn in_a_container_that_is_not_privileged_it_says_so() {
+fn doctor_recognises_an_unprivileged_container() {
     if !is_root() {
         // The boxes of this user do not need the primitive that is removed here.
         return;
@@ -262,7 +267,10 @@ fn in_a_container_that_is_not_privileged_it_says_so() {
     let mut command = Command::new("unshare");
     let command = command.args(["-m", "sh", "-c", script, boxd, "run", "true"]);
     let refused = command.output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(125), "{said}");
-    assert!(said.contains("an unprivileged container"), "{said}");
+    let stderr_text = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(125), "{stderr_text}");
+    assert!(
+        stderr_text.contains("an unprivileged container"),
+        "{stderr_text}"
+    );
 }

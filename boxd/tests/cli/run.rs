@@ -11,7 +11,7 @@ fn run(arguments: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn a_text_runs_in_a_box_and_its_streams_and_code_are_ours() {
+fn run_forwards_streams_and_the_exit_code() {
     let ran = run(&["echo out; echo err >&2; hostname; exit 7"]);
     assert_eq!(ran.status.code(), Some(7), "{ran:?}");
     assert!(
@@ -25,7 +25,7 @@ fn a_text_runs_in_a_box_and_its_streams_and_code_are_ours() {
 }
 
 #[test]
-fn words_run_as_they_are_and_input_reaches_them() {
+fn an_argument_vector_runs_without_a_shell_and_reads_stdin() {
     let ran = run(&["--", "printf", "%s|", "a b", "$HOME"]);
     assert_eq!(out(&ran), "a b|$HOME|");
     let data: Vec<u8> = (0..=255).cycle().take(300_000).collect();
@@ -40,8 +40,8 @@ fn words_run_as_they_are_and_input_reaches_them() {
 fn timeouts_signals_and_failed_starts_have_specific_exit_codes() {
     let late = run(&["--timeout", "300ms", "sleep 100"]);
     assert_eq!(late.status.code(), Some(124));
-    let said = "boxd: command timed out; raise --timeout\n";
-    assert_eq!(err(&late), said);
+    let stderr_text = "boxd: command timed out; raise --timeout\n";
+    assert_eq!(err(&late), stderr_text);
     assert_eq!(run(&["kill -9 $$"]).status.code(), Some(137));
     assert_eq!(run(&["--", "/no/such/program"]).status.code(), Some(127));
     assert_eq!(run(&["--", "/etc/passwd"]).status.code(), Some(126));
@@ -68,7 +68,7 @@ fn a_closed_output_pipe_ends_the_program_silently() {
 }
 
 #[test]
-fn a_workspace_and_mounts_are_there_as_asked_for() {
+fn workspace_and_mounts_are_mounted() {
     let (workspace, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     std::fs::write(workspace.path().join("in"), "from outside").unwrap();
     std::fs::write(other.path().join("data"), "more").unwrap();
@@ -93,7 +93,7 @@ fn a_workspace_and_mounts_are_there_as_asked_for() {
 }
 
 #[test]
-fn limits_variables_and_directories_are_as_asked_for() {
+fn limits_variables_and_directories_apply() {
     let ran = feed(
         boxd().env("NOT_PASSED_ON", "1").args([
             "run",
@@ -112,7 +112,7 @@ fn limits_variables_and_directories_are_as_asked_for() {
         b"",
     );
     assert_eq!(out(&ran), "b c\n/tmp\n0\n", "{ran:?}");
-    let hog = run(&[
+    let allocation = run(&[
         "--memory-mb",
         "64",
         "--",
@@ -120,12 +120,12 @@ fn limits_variables_and_directories_are_as_asked_for() {
         "-c",
         "x = b'x' * (256 << 20)",
     ]);
-    assert_ne!(hog.status.code(), Some(0));
+    assert_ne!(allocation.status.code(), Some(0));
     // The cgroup kills it. Without a cgroup, the limit of the process itself refuses the memory.
-    let said = err(&hog);
+    let stderr_text = err(&allocation);
     assert!(
-        said.contains("raise --memory-mb") || said.contains("MemoryError"),
-        "{said}"
+        stderr_text.contains("raise --memory-mb") || stderr_text.contains("MemoryError"),
+        "{stderr_text}"
     );
     assert_eq!(
         run(&[
@@ -144,7 +144,7 @@ fn limits_variables_and_directories_are_as_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_is_said_with_what_to_do() {
+fn invalid_options_name_the_remedy() {
     let refused = |arguments: &[&str]| {
         let ran = run(arguments);
         assert!(!ran.status.success(), "{ran:?}");
@@ -152,7 +152,7 @@ fn what_cannot_be_is_said_with_what_to_do() {
     };
     assert!(refused(&["--workspace", "/nowhere", "true"]).contains("/nowhere"));
     assert!(refused(&["--profile", "nope", "true"]).contains("nope"));
-    assert!(refused(&["--cpus", "0", "true"]).contains("cpus must be greater than 0"));
+    assert!(refused(&["--cpus", "0", "true"]).contains("cpus: must be greater than 0"));
     assert!(
         refused(&["-e", "BOXD_NOT_SET_AT_ALL", "true"]).contains("not set in this environment")
     );
@@ -161,31 +161,31 @@ fn what_cannot_be_is_said_with_what_to_do() {
     assert!(words.contains("-- echo hi"), "{words}");
     assert!(refused(&["--timeout", "soon", "true"]).contains("unknown time unit"));
     let directory = tempfile::tempdir().unwrap();
-    let lonely = feed(
+    let empty_dir = feed(
         boxd()
             .env("XDG_STATE_HOME", directory.path())
             .env("BOXD_ENDPOINT", "unix:/nowhere/at/all")
             .args(["run", "--name", "s", "true"]),
         b"",
     );
-    assert_eq!(lonely.status.code(), Some(125));
-    let said = err(&lonely);
+    assert_eq!(empty_dir.status.code(), Some(125));
+    let stderr_text = err(&empty_dir);
     assert!(
-        said.contains("no server at unix:/nowhere/at/all: no such socket"),
-        "{said}"
+        stderr_text.contains("no server at unix:/nowhere/at/all: no such socket"),
+        "{stderr_text}"
     );
     let mut usual = boxd();
     usual.env("BOXD_SERVER_STATE_DIR", directory.path());
-    let lonely = feed(usual.args(["run", "--name", "s", "true"]), b"");
+    let empty_dir = feed(usual.args(["run", "--name", "s", "true"]), b"");
     assert!(
-        err(&lonely).contains("start one with `boxd serve`"),
+        err(&empty_dir).contains("start one with `boxd serve`"),
         "{}",
-        err(&lonely)
+        err(&empty_dir)
     );
 }
 
 #[test]
-fn programs_get_lines_of_json_and_errors_too() {
+fn json_output_has_one_object_per_line() {
     let ran = feed(
         boxd().args(["--json", "run", "echo out; sleep 0.2; echo err >&2; exit 3"]),
         b"",
@@ -225,17 +225,17 @@ fn programs_get_lines_of_json_and_errors_too() {
         let error: serde_json::Value = serde_json::from_str(&err(&refused)).unwrap();
         assert_eq!(error["error"]["code"], "validation", "{error}");
     }
-    let lonely = feed(
+    let empty_dir = feed(
         boxd().args(["--json", "--endpoint", "unix:/nowhere/at/all", "ps"]),
         b"",
     );
-    let error: serde_json::Value = serde_json::from_str(&err(&lonely)).unwrap();
+    let error: serde_json::Value = serde_json::from_str(&err(&empty_dir)).unwrap();
     assert_eq!(error["error"]["code"], "unavailable", "{error}");
     let error: serde_json::Value = serde_json::from_str(&err(&refused)).unwrap();
     assert_eq!(error["error"]["code"], "validation");
     let message = error["error"]["message"].as_str().unwrap();
     assert!(
-        message.contains("memory_mb must be at least 32"),
+        message.contains("memory_mb: must be at least 32"),
         "{message}"
     );
 }
@@ -269,7 +269,7 @@ fn a_run_without_a_server_is_configured_like_a_server() {
 }
 
 #[test]
-fn variables_that_are_not_text_matter_only_where_they_are_ours() {
+fn variables_that_are_not_utf8_matter_only_if_used() {
     use std::os::unix::ffi::OsStrExt as _;
     let odd = std::ffi::OsStr::from_bytes(b"\xff");
     let ran = feed(boxd().env("ODD", odd).args(["run", "echo hi"]), b"");
@@ -278,7 +278,7 @@ fn variables_that_are_not_text_matter_only_where_they_are_ours() {
         boxd().env("ODD", odd).args(["run", "-e", "ODD", "true"]),
         b"",
     );
-    assert!(err(&passed).contains("ODD is not UTF-8"), "{passed:?}");
+    assert!(err(&passed).contains("ODD: not UTF-8"), "{passed:?}");
     for (name, command) in [
         ("BOXD_LOG_LEVEL", "run true"),
         ("BOXD_LOG_LEVEL", "config show"),
@@ -296,14 +296,14 @@ fn variables_that_are_not_text_matter_only_where_they_are_ours() {
         let refused = feed(&mut refused, b"");
         assert_eq!(refused.status.code(), Some(125), "{command}: {refused:?}");
         assert!(
-            err(&refused).contains(&format!("{name} is not UTF-8")),
+            err(&refused).contains(&format!("{name}: not UTF-8")),
             "{command}: {refused:?}"
         );
     }
 }
 
 #[test]
-fn a_session_is_kept_and_used_again() {
+fn a_named_box_is_kept_and_reused() {
     let server = Server::start();
     server.ok(&["run", "--name", "work", "echo kept > /tmp/f"]);
     assert_eq!(
@@ -329,7 +329,7 @@ fn a_session_is_kept_and_used_again() {
 }
 
 #[test]
-fn a_workspace_and_mounts_are_still_there_when_a_session_is_used_again() {
+fn a_reused_box_keeps_its_workspace_and_mounts() {
     let shared = tempfile::tempdir().unwrap();
     let real = shared.path().canonicalize().unwrap();
     std::fs::write(real.join("f"), "shared\n").unwrap();
@@ -351,7 +351,7 @@ fn a_workspace_and_mounts_are_still_there_when_a_session_is_used_again() {
 }
 
 #[test]
-fn a_profile_that_a_server_would_not_follow_is_refused() {
+fn profile_is_refused_with_a_server() {
     let server = Server::start();
     for with in [&["--name", "b"][..], &[]] {
         let arguments = [
@@ -368,7 +368,7 @@ fn a_profile_that_a_server_would_not_follow_is_refused() {
 }
 
 #[test]
-fn an_image_that_is_not_there_is_not_replaced_by_something_else() {
+fn a_missing_image_is_an_error() {
     let refused = run(&["--image", "ubuntu:24.04", "echo ran"]);
     assert_eq!(
         (out(&refused).as_str(), refused.status.code()),
@@ -428,7 +428,7 @@ fn as_an_ordinary_user(arguments: &[&str]) -> Option<std::process::Output> {
 }
 
 #[test]
-fn an_ordinary_user_needs_no_configuration_either() {
+fn an_ordinary_user_needs_no_configuration() {
     let Some(ran) = as_an_ordinary_user(&["run", "id -un; exit 5"]) else {
         return;
     };
@@ -467,10 +467,13 @@ fn limits_that_are_not_enforced_are_named_once_and_strict_refuses_them() {
             .collect();
         let ran = run(&["run", "--cpus", "0.5", "--", "echo", "ran"]).unwrap();
         assert_eq!(out(&ran), "ran\n", "{ran:?}");
-        let said = err(&ran);
-        assert_eq!(said.lines().count(), usize::from(!not_kept.is_empty()));
+        let stderr_text = err(&ran);
+        assert_eq!(
+            stderr_text.lines().count(),
+            usize::from(!not_kept.is_empty())
+        );
         for name in &not_kept {
-            assert!(said.contains(name), "{said}");
+            assert!(stderr_text.contains(name), "{stderr_text}");
         }
         let strict = run(&["run", "--strict", "--", "echo", "ran"]).unwrap();
         // A box has these primitives only on request.

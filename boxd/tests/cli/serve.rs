@@ -35,7 +35,7 @@ fn with_tokens(more: impl FnOnce(&mut Command)) -> Server {
 }
 
 #[test]
-fn the_usual_socket_is_for_its_user_only() {
+fn the_default_socket_is_private_to_its_user() {
     let server = Server::start();
     let socket = server.directory.path().join("state/boxd.sock");
     assert_eq!(server.endpoints, [format!("unix:{}", socket.display())]);
@@ -48,7 +48,7 @@ fn the_usual_socket_is_for_its_user_only() {
 }
 
 #[test]
-fn a_server_that_cannot_listen_leaves_the_boxes_it_has_found() {
+fn a_server_that_cannot_listen_keeps_adopted_boxes() {
     let mut server = Server::start();
     server.ok(&["run", "--name", "kept", "echo kept > /tmp/note"]);
     server.ok(&["exec", "--detach", "--id", "job", "kept", "sleep 1000"]);
@@ -62,7 +62,7 @@ fn a_server_that_cannot_listen_leaves_the_boxes_it_has_found() {
         .output()
         .unwrap();
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-    assert!(err(&refused).contains("beyond loopback callers need tokens"));
+    assert!(err(&refused).contains("not a loopback address"));
     let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
     let next = Server::with(directory, |_| {});
     assert_eq!(next.ok(&["exec", "kept", "cat /tmp/note"]), "kept\n");
@@ -85,12 +85,12 @@ fn a_second_signal_ends_the_wait() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut begun = [0; 6];
+    let mut started = [0; 6];
     waiting
         .stdout
         .take()
         .unwrap()
-        .read_exact(&mut begun)
+        .read_exact(&mut started)
         .unwrap();
     let server_pid = rustix::process::Pid::from_child(&server.child);
     rustix::process::kill_process(server_pid, Signal::TERM).unwrap();
@@ -115,10 +115,10 @@ fn a_second_signal_ends_the_wait() {
 }
 
 #[test]
-fn a_token_opens_the_network_and_owns_its_boxes() {
+fn a_token_authenticates_and_owns_its_boxes() {
     let server = with_tokens(|_| {});
     let tcp = server.endpoints[1].clone();
-    let as_whom = |token: &str, arguments: &[&str]| {
+    let as_caller = |token: &str, arguments: &[&str]| {
         feed(
             boxd()
                 .env("BOXD_ENDPOINT", &tcp)
@@ -132,20 +132,20 @@ fn a_token_opens_the_network_and_owns_its_boxes() {
         "bob-0123456789abcdef0123456789abcdef",
     );
     assert!(
-        as_whom(ann, &["run", "--name", "hers", "true"])
+        as_caller(ann, &["run", "--name", "hers", "true"])
             .status
             .success()
     );
-    assert_eq!(out(&as_whom(ann, &["ps", "-q"])), "hers\n");
-    assert_eq!(out(&as_whom(bob, &["ps", "-q"])), "");
-    assert!(err(&as_whom(bob, &["exec", "hers", "true"])).contains("not_found"));
+    assert_eq!(out(&as_caller(ann, &["ps", "-q"])), "hers\n");
+    assert_eq!(out(&as_caller(bob, &["ps", "-q"])), "");
+    assert!(err(&as_caller(bob, &["exec", "hers", "true"])).contains("not_found"));
     assert_eq!(
         server.ok(&["ps", "-q"]),
         "hers@ann\n",
         "the Unix socket sees all"
     );
     for wrong in ["", "x", &ann[1..], "local"] {
-        let refused = as_whom(wrong, &["ps"]);
+        let refused = as_caller(wrong, &["ps"]);
         assert_eq!(refused.status.code(), Some(125), "{refused:?}");
         assert!(!err(&refused).contains(ann));
     }
@@ -159,7 +159,7 @@ fn a_token_has_separate_limits() {
         command.env("BOXD_RUNTIME_MAX_BOXES_PER_TOKEN", "1");
     });
     let tcp = server.endpoints[1].clone();
-    let as_whom = |token: &str, name: &str| {
+    let as_caller = |token: &str, name: &str| {
         let mut command = boxd();
         command.env("BOXD_ENDPOINT", &tcp).env("BOXD_TOKEN", token);
         feed(command.args(["run", "--name", name, "true"]), b"")
@@ -168,17 +168,20 @@ fn a_token_has_separate_limits() {
         "ann-0123456789abcdef0123456789abcdef",
         "bob-0123456789abcdef0123456789abcdef",
     );
-    assert!(as_whom(ann, "a").status.success());
-    let second = as_whom(ann, "b");
+    assert!(as_caller(ann, "a").status.success());
+    let second = as_caller(ann, "b");
     assert!(err(&second).contains("capacity"), "{second:?}");
-    assert!(as_whom(bob, "c").status.success(), "another token has room");
+    assert!(
+        as_caller(bob, "c").status.success(),
+        "another token has room"
+    );
     for name in ["d", "e"] {
         server.ok(&["run", "--name", name, "true"]);
     }
 }
 
 #[test]
-fn beyond_loopback_no_client_is_served_without_a_token() {
+fn remote_clients_need_a_token() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = boxd();
     command
@@ -190,7 +193,7 @@ fn beyond_loopback_no_client_is_served_without_a_token() {
 }
 
 #[test]
-fn http_on_the_rpc_port_gets_nothing() {
+fn http_on_the_rpc_port_is_closed() {
     let server = with_tokens(|_| {});
     let address = server.endpoints[1].strip_prefix("tcp://").unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
@@ -244,7 +247,7 @@ fn a_signed_url_outlives_the_server() {
         .strip_prefix(&server.endpoints[1])
         .unwrap()
         .to_owned();
-    let asked = |server: &Server| {
+    let request = |server: &Server| {
         let host = server.endpoints[1].strip_prefix("http://").unwrap();
         let mut stream = TcpStream::connect(host).unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -253,17 +256,17 @@ fn a_signed_url_outlives_the_server() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    eventually("it listens", || asked(&server).ends_with("found\n"));
+    eventually("it listens", || request(&server).ends_with("found\n"));
     server.signal(Signal::KILL);
     server.child.wait().unwrap();
     let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
     let server = Server::with(directory, http);
-    let answer = asked(&server);
+    let answer = request(&server);
     assert!(answer.ends_with("found\n"), "{answer}");
     // Another server's key does not verify it.
     let other = Server::with(tempfile::tempdir().unwrap(), http);
     other.ok(&["run", "--name", "web", "true"]);
-    assert!(!asked(&other).ends_with("found\n"));
+    assert!(!request(&other).ends_with("found\n"));
     let none = Server::start();
     none.ok(&["run", "--name", "web", "true"]);
     let refused = none.run(&["port", "web", "8000"]);
@@ -291,7 +294,7 @@ fn a_service_manager_is_notified_of_start_and_stop() {
 }
 
 #[test]
-fn a_server_that_is_asked_to_stop_leaves_nothing() {
+fn a_stopped_server_deletes_its_boxes() {
     let mut server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
     let sleeps = mark();
@@ -319,7 +322,7 @@ fn a_server_that_is_asked_to_stop_leaves_nothing() {
 }
 
 #[test]
-fn boxes_are_kept_for_the_next_server_if_asked_for() {
+fn keep_boxes_leaves_boxes_to_the_next_server() {
     let keep = |command: &mut Command| {
         command.env("BOXD_SERVER_KEEP_BOXES", "true");
     };
@@ -333,7 +336,7 @@ fn boxes_are_kept_for_the_next_server_if_asked_for() {
 }
 
 #[test]
-fn policy_is_read_again_when_asked_for() {
+fn sighup_reloads_the_policy() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("boxd.toml");
     let log = directory.path().join("log");
@@ -353,7 +356,7 @@ fn policy_is_read_again_when_asked_for() {
     eventually("it has read the file", || {
         std::fs::read_to_string(&log)
             .unwrap()
-            .contains("policy stays as it was")
+            .contains("policy not reloaded")
     });
     assert!(
         err(&server.run(&["run", "true"])).contains("disabled by configuration"),
@@ -367,7 +370,7 @@ fn policy_is_read_again_when_asked_for() {
 }
 
 #[test]
-fn a_host_over_stdio_has_boxes_that_end_with_it() {
+fn boxes_of_a_stdio_server_end_with_the_connection() {
     let sleeps = mark();
     let mut child = boxd()
         .arg("stdio")
@@ -396,7 +399,7 @@ fn a_host_over_stdio_has_boxes_that_end_with_it() {
 }
 
 #[test]
-fn a_log_that_cannot_be_written_ends_nothing() {
+fn an_unwritable_log_does_not_stop_the_server() {
     // As after `boxd serve 2>&1 | tee log` and Ctrl-C: the reader of the log is gone. Or its disk
     // is full.
     let full = std::fs::File::options().write(true).open("/dev/full");
@@ -418,7 +421,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
 }
 
 #[test]
-fn a_second_server_names_the_first_and_any_other_error() {
+fn a_second_server_of_a_state_directory_is_refused() {
     let server = Server::start();
     let state = server.directory.path().join("state");
     let start = |state: &std::path::Path| {
@@ -441,7 +444,7 @@ fn a_second_server_names_the_first_and_any_other_error() {
 }
 
 #[test]
-fn default_workspaces_are_made_when_the_policy_is_read_again() {
+fn a_reload_creates_default_workspaces() {
     let directory = tempfile::tempdir().unwrap();
     let (file, log) = (
         directory.path().join("boxd.toml"),
@@ -473,7 +476,7 @@ fn default_workspaces_are_made_when_the_policy_is_read_again() {
     eventually("the policy applies", || {
         std::fs::read_to_string(&log)
             .unwrap()
-            .contains("policy read again")
+            .contains("policy reloaded")
     });
     let run = |cmd: &str| {
         let mut command = server.boxd(&["run", cmd]);
@@ -491,7 +494,7 @@ fn default_workspaces_are_made_when_the_policy_is_read_again() {
     policy(&root.join("taken/box"));
     eventually("it has read the file", || {
         let log = std::fs::read_to_string(&log).unwrap();
-        log.contains("policy stays as it was") && log.contains("default_host_workspace")
+        log.contains("policy not reloaded") && log.contains("default_host_workspace")
     });
     assert_eq!(out(&run("cat file")), "hi\n");
 }

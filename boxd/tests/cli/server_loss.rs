@@ -1,7 +1,7 @@
 //! A foreground command whose server is killed: it survives, and the client resumes at the next
 //! server.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::support::{Server, eventually};
 
-fn begun(server: &Server, text: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+fn start(server: &Server, text: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = server
         .boxd(&["exec", "b", text])
         .stdin(Stdio::piped())
@@ -25,25 +25,30 @@ fn begun(server: &Server, text: &str) -> (Child, BufReader<std::process::ChildSt
 }
 
 /// Kills the server and starts its successor.
-fn next(mut server: Server) -> Server {
+fn restart(mut server: Server) -> Server {
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
     Server::with(directory, |_| {})
 }
 
+/// Returns the rest of standard output, and standard error.
+fn read_all(child: &mut Child, out: &mut impl Read) -> (String, String) {
+    let (mut rest, mut stderr_text) = (String::new(), String::new());
+    out.read_to_string(&mut rest).unwrap();
+    let mut err = child.stderr.take().unwrap();
+    err.read_to_string(&mut stderr_text).unwrap();
+    (rest, stderr_text)
+}
+
 #[test]
 fn output_and_input_of_a_command_continue_after_its_server_was_killed() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
-    let (mut child, mut out) = begun(&server, "echo first; read line; echo got $line; exit 7");
-    let server = next(server);
+    let (mut child, mut out) = start(&server, "echo first; read line; echo got $line; exit 7");
+    let server = restart(server);
     child.stdin.take().unwrap().write_all(b"typed\n").unwrap();
-    let mut rest = String::new();
-    out.read_to_string(&mut rest).unwrap();
-    let mut stderr_text = String::new();
-    let mut err = child.stderr.take().unwrap();
-    err.read_to_string(&mut stderr_text).unwrap();
+    let (rest, stderr_text) = read_all(&mut child, &mut out);
     assert_eq!(
         (rest.as_str(), child.wait().unwrap().code()),
         ("got typed\n", Some(7)),
@@ -56,21 +61,21 @@ fn output_and_input_of_a_command_continue_after_its_server_was_killed() {
 }
 
 #[test]
-fn a_command_ends_with_the_program_that_waits_for_it() {
+fn a_command_ends_with_its_client() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
-    let (mut child, _out) = begun(&server, "echo first; sleep 1000");
+    let (mut child, _out) = start(&server, "echo first; sleep 1000");
     child.kill().unwrap();
     child.wait().unwrap();
     // A server may take a while to notice a lost peer.
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         let commands = server.json(&["ps", "b"]);
         let commands = commands.as_array().unwrap();
         if commands.iter().all(|info| info["state"] == "exited") {
             return;
         }
-        assert!(begun.elapsed() < Duration::from_secs(90), "{commands:?}");
+        assert!(started.elapsed() < Duration::from_secs(90), "{commands:?}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -88,17 +93,13 @@ fn a_command_is_resumed_after_an_orderly_restart_of_its_server() {
     server.ok(&["run", "--name", "b", "true"]);
     // The command writes all the time, also while the server ends.
     let text = "echo first; while ! read -t 0.01 line; do echo -n .; done; echo got $line; exit 7";
-    let (mut child, mut out) = begun(&server, &format!("exec bash -c '{text}'"));
+    let (mut child, mut out) = start(&server, &format!("exec bash -c '{text}'"));
     server.signal(rustix::process::Signal::TERM);
     assert!(server.child.wait().unwrap().success());
     let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
     let server = keep(directory);
     child.stdin.take().unwrap().write_all(b"typed\n").unwrap();
-    let mut rest = String::new();
-    out.read_to_string(&mut rest).unwrap();
-    let mut stderr_text = String::new();
-    let mut err = child.stderr.take().unwrap();
-    err.read_to_string(&mut stderr_text).unwrap();
+    let (rest, stderr_text) = read_all(&mut child, &mut out);
     let code = child.wait().unwrap().code();
     assert_eq!(code, Some(7), "{stderr_text}");
     assert!(rest.ends_with("got typed\n"), "{rest}{stderr_text}");
@@ -110,7 +111,7 @@ fn a_command_is_ended_with_a_message_if_its_server_dies_while_piped_input_is_sen
     let mut server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
     // The command reads nothing, so input waits in the box, in the server and in the client.
-    let (mut child, mut out) = begun(&server, "echo first; sleep 1000");
+    let (mut child, mut out) = start(&server, "echo first; sleep 1000");
     let mut input = child.stdin.take().unwrap();
     let written = Arc::new(AtomicUsize::new(0));
     let writing = std::thread::spawn({
@@ -123,7 +124,7 @@ fn a_command_is_ended_with_a_message_if_its_server_dies_while_piped_input_is_sen
         }
     });
     let stderr_text = Arc::new(Mutex::new(String::new()));
-    let telling = std::thread::spawn({
+    let reporting = std::thread::spawn({
         let (stderr_text, mut err) = (Arc::clone(&stderr_text), child.stderr.take().unwrap());
         move || {
             let mut piece = [0; 1024];
@@ -140,7 +141,7 @@ fn a_command_is_ended_with_a_message_if_its_server_dies_while_piped_input_is_sen
     });
     let lost = "boxd: lost the connection while sending input";
     for back in 1.. {
-        server = next(server);
+        server = restart(server);
         eventually("the client has noticed", || {
             stderr_text().contains(lost) || stderr_text().matches("reconnected").count() == back
         });
@@ -150,7 +151,7 @@ fn a_command_is_ended_with_a_message_if_its_server_dies_while_piped_input_is_sen
         // The client was between two pieces.
     }
     let code = child.wait().unwrap().code();
-    telling.join().unwrap();
+    reporting.join().unwrap();
     writing.join().unwrap();
     assert_eq!(code, Some(137), "{}", stderr_text());
     assert_eq!(stderr_text().matches(lost).count(), 1, "{}", stderr_text());

@@ -67,9 +67,9 @@ pub(crate) fn running(mark: &str) -> usize {
 
 /// Waits until a condition holds, and fails the test after [`LONG`].
 pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !is() {
-        assert!(begun.elapsed() < LONG, "{what}: not within {LONG:?}");
+        assert!(started.elapsed() < LONG, "{what}: not within {LONG:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -16,16 +16,17 @@ struct Terminal {
     child: Child,
     keys: File,
     screen: Arc<Mutex<Vec<u8>>>,
-    ours: OwnedFd,
+    controller: OwnedFd,
 }
 
 impl Terminal {
     fn new(command: &mut Command, columns: u16) -> Self {
-        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&ours).unwrap();
-        unlockpt(&ours).unwrap();
-        let name = ptsname(&ours, Vec::new()).unwrap();
-        resize(&ours, columns, 30);
+        let controller =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&controller).unwrap();
+        unlockpt(&controller).unwrap();
+        let name = ptsname(&controller, Vec::new()).unwrap();
+        resize(&controller, columns, 30);
         let open = || {
             File::options()
                 .read(true)
@@ -41,7 +42,10 @@ impl Terminal {
             .spawn()
             .unwrap();
         let screen = Arc::new(Mutex::new(Vec::new()));
-        let (mut reader, shown) = (File::from(ours.try_clone().unwrap()), Arc::clone(&screen));
+        let (mut reader, shown) = (
+            File::from(controller.try_clone().unwrap()),
+            Arc::clone(&screen),
+        );
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             // The read fails when the other end is closed.
@@ -51,9 +55,9 @@ impl Terminal {
         });
         Self {
             child,
-            keys: File::from(ours.try_clone().unwrap()),
+            keys: File::from(controller.try_clone().unwrap()),
             screen,
-            ours,
+            controller,
         }
     }
 
@@ -82,13 +86,13 @@ fn resize(terminal: &OwnedFd, columns: u16, rows: u16) {
 }
 
 #[test]
-fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
+fn a_shell_gets_a_terminal_with_size_keys_and_exit_code() {
     let server = Server::start();
     let mut terminal = Terminal::new(&mut server.boxd(&["shell", "b"]), 100);
     terminal.types("stty size; echo on $(tty)\n");
     terminal.shows("30 100");
     terminal.shows("on /dev/pts/");
-    resize(&terminal.ours, 77, 22);
+    resize(&terminal.controller, 77, 22);
     let pid = rustix::process::Pid::from_child(&terminal.child);
     // The kernel signals only the leader of a name, which this child is not.
     rustix::process::kill_process(pid, rustix::process::Signal::WINCH).unwrap();
@@ -109,10 +113,10 @@ fn a_shell_has_a_terminal_its_size_its_keys_and_its_code() {
 
 #[test]
 fn a_shell_without_a_server_gets_a_new_box() {
-    let lonely = tempfile::tempdir().unwrap();
+    let empty_dir = tempfile::tempdir().unwrap();
     let shared = tempfile::tempdir().unwrap();
     let mut shell = boxd();
-    shell.env("BOXD_SERVER_STATE_DIR", lonely.path());
+    shell.env("BOXD_SERVER_STATE_DIR", empty_dir.path());
     shell.args(["shell", "--workspace"]).arg(shared.path());
     let mut terminal = Terminal::new(&mut shell, 100);
     terminal.types("echo $((40 + 2)) > f; tty; exit 5\n");
@@ -122,11 +126,11 @@ fn a_shell_without_a_server_gets_a_new_box() {
     assert_eq!(written, "42\n");
     // A name means a box that stays, which only a server can keep.
     let mut named = boxd();
-    named.env("BOXD_SERVER_STATE_DIR", lonely.path());
+    named.env("BOXD_SERVER_STATE_DIR", empty_dir.path());
     let refused = named.args(["shell", "work"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(said.contains("boxd serve"), "{said}");
+    let stderr_text = String::from_utf8_lossy(&refused.stderr);
+    assert!(stderr_text.contains("boxd serve"), "{stderr_text}");
 }
 
 #[test]
@@ -170,7 +174,7 @@ fn an_interrupt_reaches_the_command_and_a_second_ends_it() {
 
 /// Whether the terminal echoes input, as it does in its normal mode.
 fn echoes(terminal: &Terminal) -> bool {
-    let modes = rustix::termios::tcgetattr(&terminal.ours).unwrap();
+    let modes = rustix::termios::tcgetattr(&terminal.controller).unwrap();
     modes
         .local_modes
         .contains(rustix::termios::LocalModes::ECHO | rustix::termios::LocalModes::ICANON)
@@ -182,7 +186,7 @@ fn tell(child: &Child, signal: rustix::process::Signal) {
 }
 
 #[test]
-fn a_quit_reaches_the_command_and_the_terminal_is_given_back() {
+fn a_quit_signal_reaches_the_command_and_the_terminal_is_restored() {
     let script = "trap 'exit 4' QUIT; echo up; while :; do sleep 0.1; done";
     let mut terminal = Terminal::new(boxd().args(["run", "-t", script]), 100);
     terminal.shows("up");
@@ -266,7 +270,7 @@ fn a_stopped_server_blocks_no_client() {
 }
 
 #[test]
-fn in_the_background_the_client_is_not_stopped_and_leaves_input_to_others() {
+fn a_background_client_does_not_read_the_terminal() {
     let mut bash = Command::new("setsid");
     bash.args(["--ctty", "bash", "--norc", "-i"]);
     let mut terminal = Terminal::new(&mut bash, 100);
@@ -294,7 +298,7 @@ fn in_the_background_the_client_is_not_stopped_and_leaves_input_to_others() {
 }
 
 #[test]
-fn a_loop_over_lines_keeps_them() {
+fn no_stdin_leaves_the_lines_of_a_loop_unread() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
     let script = "while read line; do \"$0\" exec $1 b \"echo got $line; cat\"; done";
@@ -310,7 +314,7 @@ fn a_loop_over_lines_keeps_them() {
 }
 
 #[test]
-fn texts_end_at_words_where_a_narrow_terminal_does() {
+fn long_lines_wrap_at_words() {
     for arguments in [&["doctor"][..], &["run", "--help"]] {
         let mut terminal = Terminal::new(boxd().args(arguments), 60);
         terminal.child.wait().unwrap();
@@ -335,7 +339,7 @@ fn without_colours(line: &str) -> String {
 }
 
 #[test]
-fn a_long_copy_shows_how_far_it_is_and_leaves_nothing_of_that() {
+fn a_long_copy_shows_a_progress_bar() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
     let directory = tempfile::tempdir().unwrap();

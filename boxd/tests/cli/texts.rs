@@ -43,7 +43,7 @@ async fn printed(
 }
 
 #[tokio::test]
-async fn a_text_runs_the_same_however_it_is_started() {
+async fn every_way_to_run_a_text_uses_the_same_shell() {
     let server = Server::start();
     let endpoint = server.endpoints[0].parse().unwrap();
     let client = BoxClient::connect(endpoint, ClientOptions::default()).await;
@@ -64,8 +64,8 @@ async fn a_text_runs_the_same_however_it_is_started() {
     );
     assert!(lines[3].contains("/.local/bin"), "{all:?}");
     assert_eq!(lines[4..], ["box file file"], "{all:?}");
-    for (way, text) in &all {
-        assert_eq!(*text, all[0].1, "{way}");
+    for (origin, text) in &all {
+        assert_eq!(*text, all[0].1, "{origin}");
     }
 
     // The shell of the box wins over bash, for all of them.
@@ -79,7 +79,7 @@ async fn a_text_runs_the_same_however_it_is_started() {
     client.call::<BoxUpdate>(&update).await.unwrap();
     let all = printed(&server, &client, &work).await;
     assert!(all[0].1.contains("/bin/sh\n/tmp\n"), "{all:?}");
-    for (way, text) in &all {
-        assert_eq!(*text, all[0].1, "{way}");
+    for (origin, text) in &all {
+        assert_eq!(*text, all[0].1, "{origin}");
     }
 }

@@ -2,7 +2,7 @@ import base64, hashlib, http.server, json, sys, threading
 class App(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def log_message(self, *_): pass
-    def say(self, body, **headers):
+    def respond(self, body, **headers):
         body = body.encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -28,7 +28,7 @@ class App(http.server.BaseHTTPRequestHandler):
             while count > 0:
                 self.wfile.write(b"x" * min(count, 65536)); count -= 65536
         else:
-            self.say(json.dumps({"path": self.path, "headers": dict(self.headers)}), Set_Cookie="all=1; Path=/")
+            self.respond(json.dumps({"path": self.path, "headers": dict(self.headers)}), Set_Cookie="all=1; Path=/")
     def do_POST(self):
         count = 0
         if "Content-Length" in self.headers:
@@ -40,5 +40,5 @@ class App(http.server.BaseHTTPRequestHandler):
         else:
             while size := int(self.rfile.readline().strip() or b"0", 16):
                 count += len(self.rfile.read(size)); self.rfile.readline()
-        self.say(str(count))
+        self.respond(str(count))
 http.server.ThreadingHTTPServer(("127.0.0.1", 8000), App).serve_forever()

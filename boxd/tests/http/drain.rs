@@ -32,8 +32,8 @@ fn closed_with(client: &mut Client) -> (u16, Vec<String>) {
 }
 
 /// A websocket that has sent a short message, so that the server knows its dialect.
-fn websocket(served: &RunningServer, text: &str) -> Client {
-    let mut client = served.client();
+fn websocket(server: &RunningServer, text: &str) -> Client {
+    let mut client = server.client();
     assert_eq!(client.upgrade(&[]).status, 101);
     let mask = [1, 2, 3, 4];
     let length = u8::try_from(text.len()).unwrap();
@@ -47,15 +47,15 @@ fn websocket(served: &RunningServer, text: &str) -> Client {
 }
 
 #[test]
-fn websockets_learn_whether_the_server_restarts() {
+fn a_websocket_close_names_a_restart() {
     for (keep, expected) in [("false", 1001), ("true", 1012)] {
-        let mut served = Setup::new().env("BOXD_SERVER_KEEP_BOXES", keep).start();
-        let mut sockets: Vec<Client> = (0..8).map(|_| websocket(&served, PING)).collect();
-        let mut idle = served.client();
+        let mut server = Setup::new().env("BOXD_SERVER_KEEP_BOXES", keep).start();
+        let mut sockets: Vec<Client> = (0..8).map(|_| websocket(&server, PING)).collect();
+        let mut idle = server.client();
         assert_eq!(idle.get("/healthz", &[]).status, 200);
         // All of them are RPC connections by now.
-        served.wait_for("boxd_http_websockets 8");
-        served.signal(Signal::TERM);
+        server.wait_for("boxd_http_websockets 8");
+        server.signal(Signal::TERM);
         for socket in &mut sockets {
             let (status, texts) = closed_with(socket);
             assert_eq!(status, expected);
@@ -64,51 +64,54 @@ fn websockets_learn_whether_the_server_restarts() {
             assert_eq!(restart, Some(keep == "true"), "{texts:?}");
         }
         assert!(idle.rest().is_empty());
-        let (status, log) = served.ended();
+        let (status, log) = server.ended();
         assert!(status.success(), "{log}");
-        assert!(!log.contains("connections are cut"), "{log}");
+        assert!(!log.contains("connections that did not finish"), "{log}");
     }
 }
 
 #[test]
-fn a_request_that_has_begun_is_answered_while_it_drains_and_a_new_one_is_not() {
-    let mut served = Setup::new().start();
-    let mut begun = served.client();
-    begun.write("GET /readyz HTTP/1.1\r\nHost: localhost\r\n");
-    begun.wait_until_read();
-    let address = served.http().to_owned();
-    served.signal(Signal::TERM);
+fn draining_answers_started_requests_and_no_new_ones() {
+    let mut server = Setup::new().start();
+    let mut started = server.client();
+    started.write("GET /readyz HTTP/1.1\r\nHost: localhost\r\n");
+    started.wait_until_read();
+    let address = server.http().to_owned();
+    server.signal(Signal::TERM);
     while std::net::TcpStream::connect(&address).is_ok() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    begun.write("\r\n");
-    let answer = begun.answer(false);
+    started.write("\r\n");
+    let answer = started.answer(false);
     assert_eq!(answer.status, 503);
     let body = answer.json();
     assert_eq!(
         (&body["ready"], &body["error"]),
         (&false.into(), &"draining".into())
     );
-    assert!(begun.rest().is_empty());
-    assert!(served.ended().0.success());
+    assert!(started.rest().is_empty());
+    assert!(server.ended().0.success());
 }
 
 #[test]
-fn open_calls_are_ended_within_the_bound_with_the_reason() {
-    let mut served = Setup::new().env("BOXD_SERVER_DRAIN_SEC", "1").start();
+fn open_calls_are_cancelled_at_the_drain_limit() {
+    let mut server = Setup::new().env("BOXD_SERVER_DRAIN_SEC", "1").start();
     let exec = r#"{"jsonrpc":"2.0","id":1,"method":"box.exec","params":{"spec":{"box_id":"b","cmd":"sleep 1000"}}}"#;
-    let mut busy = websocket(&served, exec);
-    let mut stalled = served.client();
+    let mut busy = websocket(&server, exec);
+    let mut stalled = server.client();
     stalled.write("GET /healthz HTTP/1.1\r\n");
     stalled.wait_until_read();
-    served.wait_for("boxd_boxes{state=\"running\"} 1");
-    let begun = Instant::now();
-    served.signal(Signal::TERM);
+    server.wait_for("boxd_boxes{state=\"running\"} 1");
+    let started = Instant::now();
+    server.signal(Signal::TERM);
     let (status, texts) = closed_with(&mut busy);
     assert_eq!(status, 1001, "{texts:?}");
-    let (status, log) = served.ended();
+    let (status, log) = server.ended();
     assert!(status.success(), "{log}");
-    assert!(begun.elapsed() < LONG / 2, "{log}");
-    assert!(log.contains("connections are cut left=1"), "{log}");
+    assert!(started.elapsed() < LONG / 2, "{log}");
+    assert!(
+        log.contains("connections that did not finish left=1"),
+        "{log}"
+    );
     stalled.rest();
 }

@@ -6,8 +6,8 @@ use crate::support::{ANN, Setup, bearer};
 
 #[test]
 fn health_is_public_and_read_only() {
-    let served = Setup::new().with_tokens().start();
-    let mut client = served.client();
+    let server = Setup::new().with_tokens().start();
+    let mut client = server.client();
     for (path, member) in [
         ("/healthz", "live"),
         ("/health", "status"),
@@ -18,8 +18,8 @@ fn health_is_public_and_read_only() {
         assert_eq!(answer.status, 200, "{path}");
         assert!(answer.json().get(member).is_some(), "{answer:?}");
         assert_eq!(answer.header("content-type"), Some("application/json"));
-        assert_eq!(client.ask("HEAD", path, &[]).status, 200);
-        let posted = client.ask("POST", path, &[("Content-Length", "0")]);
+        assert_eq!(client.request("HEAD", path, &[]).status, 200);
+        let posted = client.request("POST", path, &[("Content-Length", "0")]);
         assert_eq!(posted.status, 405);
         assert_eq!(posted.header("allow"), Some("GET, HEAD"));
     }
@@ -32,36 +32,36 @@ fn health_is_public_and_read_only() {
 }
 
 #[test]
-fn the_line_names_the_port_that_was_taken() {
+fn the_ready_line_names_the_bound_port() {
     let (one, other) = (Setup::new().start(), Setup::new().start());
     assert_ne!(one.http(), other.http());
-    for served in [&one, &other] {
-        assert!(served.address("http://").starts_with("http://127.0.0.1:"));
-        assert!(!served.http().ends_with(":0"));
-        assert_eq!(served.get("/healthz").status, 200);
+    for server in [&one, &other] {
+        assert!(server.address("http://").starts_with("http://127.0.0.1:"));
+        assert!(!server.http().ends_with(":0"));
+        assert_eq!(server.get("/healthz").status, 200);
     }
     let taken = Setup::at(one.http()).fails();
     assert!(taken.1.contains("HTTP at 127.0.0.1:"), "{taken:?}");
 }
 
 #[test]
-fn beyond_loopback_it_does_not_start_without_tokens_and_names_where_they_go() {
+fn a_remote_listener_requires_tokens() {
     for http in ["0.0.0.0:0", "[::]:0"] {
-        let (status, said) = Setup::at(http).fails();
+        let (status, message) = Setup::at(http).fails();
         assert_eq!(status.code(), Some(125));
-        for way in ["beyond loopback", "--token-file", "BOXD_TOKENS"] {
-            assert!(said.contains(way), "{said}");
+        for text in ["not a loopback address", "--token-file", "BOXD_TOKENS"] {
+            assert!(message.contains(text), "{message}");
         }
     }
-    let served = Setup::new().start();
-    served.wait_for_log("no token");
-    let (status, said) = Setup::at("nonsense").fails();
+    let server = Setup::new().start();
+    server.wait_for_log("no token");
+    let (status, message) = Setup::at("nonsense").fails();
     assert_eq!(status.code(), Some(125));
-    assert!(said.contains("HOST:PORT"), "{said}");
+    assert!(message.contains("HOST:PORT"), "{message}");
 }
 
 /// The value of a metric.
-fn figure(page: &str, name: &str) -> f64 {
+fn metric(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name));
     let line = line.unwrap_or_else(|| panic!("no {name}: {page}"));
     line.trim().parse().unwrap()
@@ -69,22 +69,22 @@ fn figure(page: &str, name: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_count_boxes_connections_and_requests() {
-    let served = Setup::new().start();
-    let client = crate::rpc::connect(&served.rpc(), None).await;
+    let server = Setup::new().start();
+    let client = crate::rpc::connect(&server.rpc(), None).await;
     let spec = box_client::SpecDraft::new("counted");
     client.create(spec).await.unwrap();
-    let ready = served.get("/readyz").json();
+    let ready = server.get("/readyz").json();
     assert_eq!(ready["resources"]["sessions"], 1, "{ready}");
-    served.get("/healthz");
-    served.get("/healthz");
-    served.get("/nowhere");
-    let page = served.get("/metrics");
+    server.get("/healthz");
+    server.get("/healthz");
+    server.get("/nowhere");
+    let page = server.get("/metrics");
     assert_eq!(page.status, 200);
     assert_eq!(
         page.header("content-type"),
         Some("text/plain; version=0.0.4")
     );
-    let value = |name: &str| figure(&page.body, name);
+    let value = |name: &str| metric(&page.body, name);
     for (name, expected) in [
         (r#"boxd_boxes{state="running"}"#, 1.0),
         (r#"boxd_boxes{state="failed"}"#, 0.0),
@@ -120,9 +120,9 @@ async fn metrics_count_boxes_connections_and_requests() {
 }
 
 #[test]
-fn metrics_need_a_token_beyond_loopback() {
-    let served = Setup::at("0.0.0.0:0").with_tokens().start();
-    let port = served.http().rsplit_once(':').unwrap().1;
+fn metrics_need_a_token_on_a_remote_listener() {
+    let server = Setup::at("0.0.0.0:0").with_tokens().start();
+    let port = server.http().rsplit_once(':').unwrap().1;
     let mut client = crate::support::Client::to(&format!("127.0.0.1:{port}"));
     assert_eq!(client.get("/metrics", &[]).status, 401);
     let (name, value) = bearer(ANN);
@@ -134,9 +134,9 @@ fn metrics_need_a_token_beyond_loopback() {
 }
 
 #[test]
-fn the_unix_socket_beside_it_is_for_this_user_only() {
-    let served = Setup::new().start();
-    let path = served.address("unix:").strip_prefix("unix:").unwrap();
+fn the_unix_socket_is_private_to_its_user() {
+    let server = Setup::new().start();
+    let path = server.address("unix:").strip_prefix("unix:").unwrap();
     let mode = std::fs::metadata(path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }

@@ -1,7 +1,7 @@
 """A server with invalid answers, selected by the path."""
 import socket, threading
 
-SAYS = {
+RESPONSES = {
     b"/nothing": b"",
     b"/garbage": b"this is not HTTP\r\n\r\n" + b"\x00" * 4096,
     b"/switch": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\nrest",
@@ -15,8 +15,8 @@ SAYS = {
 
 def serve(connection):
     with connection:
-        asked = connection.recv(65536).split(b" ")
-        connection.sendall(SAYS.get(asked[1], b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwell"))
+        request = connection.recv(65536).split(b" ")
+        connection.sendall(RESPONSES.get(request[1], b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwell"))
 
 listener = socket.create_server(("127.0.0.1", 8000))
 while True:

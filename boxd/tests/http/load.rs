@@ -11,34 +11,34 @@ use crate::support::{ANN, Client, LONG, Setup, bearer};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_stalled_clients_do_not_keep_a_healthy_one_waiting() {
-    let served = Setup::new().start();
-    let client = crate::rpc::connect(&served.rpc(), None).await;
+    let server = Setup::new().start();
+    let client = crate::rpc::connect(&server.rpc(), None).await;
     let work = client.create(SpecDraft::new("work")).await.unwrap();
-    let mut healthy = served.client();
+    let mut healthy = server.client();
     let stalled: Vec<TcpStream> = (0..1000)
         .map(|number| {
-            let mut stream = TcpStream::connect(served.http()).unwrap();
+            let mut stream = TcpStream::connect(server.http()).unwrap();
             // No bytes, half a line, half a head, or a body that never comes.
-            let said = [
+            let text = [
                 "",
                 "GET /hea",
                 "GET /healthz HTTP/1.1\r\nHost: local",
                 "POST /boxes/none/port/80/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
             ];
-            stream.write_all(said[number % 4].as_bytes()).unwrap();
+            stream.write_all(text[number % 4].as_bytes()).unwrap();
             stream
         })
         .collect();
     let since = Instant::now();
     for _ in 0..20 {
         assert_eq!(healthy.get("/healthz", &[]).status, 200);
-        assert_eq!(served.get("/readyz").status, 200);
+        assert_eq!(server.get("/readyz").status, 200);
         let ran = work.run("echo well").await.unwrap();
         assert_eq!(ran.stdout_text().trim(), "well");
     }
     assert!(since.elapsed() < LONG);
     assert_eq!(stalled.len(), 1000);
-    let page = served.get("/metrics").body;
+    let page = server.get("/metrics").body;
     let open = page
         .lines()
         .find_map(|line| line.strip_prefix("boxd_connections{listener=\"http\"} "));
@@ -46,23 +46,23 @@ async fn a_thousand_stalled_clients_do_not_keep_a_healthy_one_waiting() {
 }
 
 #[test]
-fn beyond_the_most_connections_a_new_one_is_closed_at_once_and_counted() {
-    let served = Setup::new().env("BOXD_SERVER_MAX_CONNECTIONS", "4").start();
-    let mut held: Vec<Client> = (0..4).map(|_| served.client()).collect();
+fn a_connection_over_the_limit_is_closed_and_counted() {
+    let server = Setup::new().env("BOXD_SERVER_MAX_CONNECTIONS", "4").start();
+    let mut held: Vec<Client> = (0..4).map(|_| server.client()).collect();
     for client in &mut held {
         // An authenticated caller keeps its connection, with any answer.
         assert_eq!(client.get("/boxes/none/port/80/", &[]).status, 404);
     }
-    assert!(served.client().rest().is_empty());
+    assert!(server.client().rest().is_empty());
     held.pop();
     // The slot is free once the server has noticed.
     let since = Instant::now();
     let page = loop {
-        let mut client = served.client();
+        let mut client = server.client();
         client.write("GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        let said = client.rest();
-        if !said.is_empty() {
-            break String::from_utf8(said).unwrap();
+        let text = client.rest();
+        if !text.is_empty() {
+            break String::from_utf8(text).unwrap();
         }
         assert!(since.elapsed() < LONG, "no free connection");
         std::thread::sleep(Duration::from_millis(10));
@@ -73,12 +73,12 @@ fn beyond_the_most_connections_a_new_one_is_closed_at_once_and_counted() {
 }
 
 /// Opens four times the allowed number of connections that send nothing or no credentials.
-fn crowd(address: &str, most: usize) -> Vec<TcpStream> {
-    let said = ["", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", "{"];
+fn open_unauthenticated(address: &str, most: usize) -> Vec<TcpStream> {
+    let text = ["", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", "{"];
     let one = |number: usize| {
         let mut stream = TcpStream::connect(address).unwrap();
         // A connection that has lost its slot may be closed.
-        let _ = stream.write_all(said[number % 3].as_bytes());
+        let _ = stream.write_all(text[number % 3].as_bytes());
         stream
     };
     (0..4 * most).map(one).collect()
@@ -104,25 +104,28 @@ fn hello(address: &str) -> Client {
 #[test]
 fn many_unauthenticated_connections_keep_out_no_caller_with_a_token() {
     const MOST: usize = 24;
-    let served = Setup::new()
+    let server = Setup::new()
         .with_tokens()
         .args(&["--listen", "tcp://127.0.0.1:0"])
         .env("BOXD_SERVER_MAX_CONNECTIONS", &MOST.to_string())
         .start();
     let (name, token) = bearer(ANN);
     let bearer = [(name, token.as_str())];
-    let mut early = served.client();
+    let mut early = server.client();
     assert_eq!(early.get("/boxes/none/port/80/", &bearer).status, 404);
-    let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    let tcp = server.address("tcp://").strip_prefix("tcp://").unwrap();
     let mut before = hello(tcp);
     for _ in 0..3 {
-        let crowds = (crowd(served.http(), MOST), crowd(tcp, MOST));
+        let crowds = (
+            open_unauthenticated(server.http(), MOST),
+            open_unauthenticated(tcp, MOST),
+        );
         // Existing connections stay, and new ones are accepted at once.
         assert_eq!(early.get("/boxes/none/port/80/", &bearer).status, 404);
         call(&mut before, "box.list", "{}");
         for _ in 0..5 {
             assert_eq!(
-                served.client().get("/boxes/none/port/80/", &bearer).status,
+                server.client().get("/boxes/none/port/80/", &bearer).status,
                 404
             );
             call(&mut hello(tcp), "box.list", "{}");
@@ -132,13 +135,13 @@ fn many_unauthenticated_connections_keep_out_no_caller_with_a_token() {
 }
 
 #[test]
-fn every_connection_is_kept_alive_by_the_system_whatever_it_has_said() {
-    let served = Setup::new()
+fn every_connection_has_a_keepalive_timer() {
+    let server = Setup::new()
         .with_tokens()
         .args(&["--listen", "tcp://127.0.0.1:0"])
         .start();
-    let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
-    for address in [served.http(), tcp] {
+    let tcp = server.address("tcp://").strip_prefix("tcp://").unwrap();
+    for address in [server.http(), tcp] {
         let silent = TcpStream::connect(address).unwrap();
         let port = |address: std::net::SocketAddr| format!(":{:04X}", address.port());
         let (ours, its) = (silent.local_addr().unwrap(), silent.peer_addr().unwrap());
@@ -163,11 +166,11 @@ fn every_connection_is_kept_alive_by_the_system_whatever_it_has_said() {
 
 #[test]
 fn a_body_beyond_the_limit_is_refused_before_it_is_sent() {
-    let served = Setup::new().start();
-    let mut client = served.client();
+    let server = Setup::new().start();
+    let mut client = server.client();
     let most = 256 * 1024 * 1024_u64;
     let length = (most + 1).to_string();
-    let answer = client.ask(
+    let answer = client.request(
         "POST",
         "/boxes/none/port/80/",
         &[("Content-Length", &length)],
@@ -176,18 +179,20 @@ fn a_body_beyond_the_limit_is_refused_before_it_is_sent() {
     assert_eq!(answer.json()["code"], "PAYLOAD_TOO_LARGE");
     assert!(answer.body.contains("http_body_bytes") && answer.body.contains(&most.to_string()));
     // The server does not ask for a body that it would refuse.
-    let (most, mut client) = (most.to_string(), served.client());
-    let asked = [("Content-Length", &*most), ("Expect", "100-continue")];
+    let (most, mut client) = (most.to_string(), server.client());
+    let request = [("Content-Length", &*most), ("Expect", "100-continue")];
     assert_eq!(
-        client.ask("POST", "/boxes/none/port/80/", &asked).status,
+        client
+            .request("POST", "/boxes/none/port/80/", &request)
+            .status,
         404
     );
 }
 
 #[test]
-fn a_body_without_an_end_is_answered_and_cut_off() {
-    let served = Setup::new().start();
-    let mut client = served.client();
+fn an_endless_body_is_answered_and_closed() {
+    let server = Setup::new().start();
+    let mut client = server.client();
     client.write(
         "POST /boxes/none/port/80/ HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
     );
@@ -202,13 +207,13 @@ fn a_body_without_an_end_is_answered_and_cut_off() {
     });
     assert_eq!(client.answer(false).status, 404);
     sender.join().unwrap();
-    assert_eq!(served.get("/healthz").status, 200);
+    assert_eq!(server.get("/healthz").status, 200);
 }
 
 #[test]
 fn a_small_unread_body_leaves_the_connection_usable() {
-    let served = Setup::new().start();
-    let mut client = served.client();
+    let server = Setup::new().start();
+    let mut client = server.client();
     for _ in 0..3 {
         client.write(
             "POST /boxes/none/port/80/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
@@ -220,20 +225,20 @@ fn a_small_unread_body_leaves_the_connection_usable() {
 
 #[test]
 fn a_server_without_descriptors_says_so_once_and_serves_again() {
-    let served = Setup::new()
+    let server = Setup::new()
         .with_tokens()
         .args(&["--listen", "tcp://127.0.0.1:0"])
         .start();
-    let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    let tcp = server.address("tcp://").strip_prefix("tcp://").unwrap();
     // The server has set up everything that it sets up with the first connection.
     call(&mut hello(tcp), "box.list", "{}");
-    let files = format!("/proc/{}/fd", served.pid().as_raw_nonzero());
+    let files = format!("/proc/{}/fd", server.pid().as_raw_nonzero());
     let open = u64::try_from(std::fs::read_dir(files).unwrap().count()).unwrap();
     let few = Rlimit {
         current: Some(open + 16),
         maximum: Some(open + 16),
     };
-    prlimit(Some(served.pid()), Resource::Nofile, few).unwrap();
+    prlimit(Some(server.pid()), Resource::Nofile, few).unwrap();
     // Authenticated callers keep their connections.
     let waits = "accepting connections failed; retrying";
     let hello = format!(
@@ -242,12 +247,12 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
     // An abandoned connection may be closed already.
     let say = |client: &mut Client| drop(client.stream.get_mut().write_all(hello.as_bytes()));
     let mut held = Vec::new();
-    while !served.log().contains(waits) {
+    while !server.log().contains(waits) {
         let mut client = Client::to(tcp);
         say(&mut client);
         let stream = client.stream.get_ref().try_clone().unwrap();
         stream.set_nonblocking(true).unwrap();
-        while stream.peek(&mut [0]).is_err() && !served.log().contains(waits) {
+        while stream.peek(&mut [0]).is_err() && !server.log().contains(waits) {
             std::thread::sleep(Duration::from_millis(5));
         }
         stream.set_nonblocking(false).unwrap();
@@ -262,7 +267,7 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
         say(&mut Client::to(tcp));
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert_eq!(served.log().matches(waits).count(), 1, "{}", served.log());
+    assert_eq!(server.log().matches(waits).count(), 1, "{}", server.log());
     held.drain(..4);
     // The server accepts the waiting connections first, which may use the free slots for a moment.
     let since = Instant::now();
@@ -280,14 +285,14 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
         assert!(
             since.elapsed() < LONG,
             "no caller is served: {}",
-            served.log()
+            server.log()
         );
     }
-    served.wait_for_log("accepting connections again");
-    let log = served.log();
-    let said = log.lines().find(|line| line.contains(waits)).unwrap();
+    server.wait_for_log("accepting connections again");
+    let log = server.log();
+    let text = log.lines().find(|line| line.contains(waits)).unwrap();
     let reason = "this process has no file descriptor left (EMFILE); raise its limit";
-    assert!(said.contains(reason), "{said}");
+    assert!(text.contains(reason), "{text}");
     assert!(!log.contains("uncategorized"), "{log}");
 }
 
@@ -300,13 +305,13 @@ fn resident(pid: rustix::process::Pid) -> usize {
 }
 
 #[test]
-fn answers_that_are_not_read_are_bounded_and_their_memory_goes_back() {
+fn unread_answers_are_bounded_and_their_memory_is_released() {
     const CALLS: usize = 44;
-    let served = Setup::new()
+    let server = Setup::new()
         .args(&["--listen", "tcp://127.0.0.1:0"])
         .env("BOXD_POLICY_OUTPUT_LIMIT_CHARS", "0")
         .start();
-    let tcp = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    let tcp = server.address("tcp://").strip_prefix("tcp://").unwrap();
     let exec = |id: usize, name: &str, cmd: &str| {
         let params = serde_json::json!({"spec": {"box_id": name, "cmd": cmd}});
         let call =
@@ -314,7 +319,7 @@ fn answers_that_are_not_read_are_bounded_and_their_memory_goes_back() {
         format!("{call}\n")
     };
     let mut reads = Client::to(tcp);
-    let mut ask = |name: &str, cmd: &str| {
+    let mut request = |name: &str, cmd: &str| {
         reads.write(&exec(1, name, cmd));
         let mut line = String::new();
         reads.stream.read_line(&mut line).unwrap();
@@ -322,9 +327,9 @@ fn answers_that_are_not_read_are_bounded_and_their_memory_goes_back() {
     };
     let boxes = ["a", "b"];
     for name in boxes {
-        ask(name, "head -c 1000000 /dev/zero | tr '\\0' x > big");
+        request(name, "head -c 1000000 /dev/zero | tr '\\0' x > big");
     }
-    let before = resident(served.pid());
+    let before = resident(server.pid());
     let mut silent = boxes.map(|name| {
         let mut client = Client::to(tcp);
         for id in 0..CALLS {
@@ -335,12 +340,12 @@ fn answers_that_are_not_read_are_bounded_and_their_memory_goes_back() {
     for name in boxes {
         let since = Instant::now();
         let all = format!("\"{CALLS}\\n\"");
-        while !ask(name, "wc -l < count").contains(&all) {
+        while !request(name, "wc -l < count").contains(&all) {
             assert!(since.elapsed() < LONG, "{name}: not all have run");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
-    let held = resident(served.pid());
+    let held = resident(server.pid());
     assert!(held > before + 30, "{before} MiB, and {held} with answers");
     // A connection can hold its limit, in addition to the bytes in the socket, and no more.
     for client in &mut silent {
@@ -359,8 +364,8 @@ fn answers_that_are_not_read_are_bounded_and_their_memory_goes_back() {
     }
     drop(silent);
     let since = Instant::now();
-    while resident(served.pid()) > before + 16 {
-        let now = resident(served.pid());
+    while resident(server.pid()) > before + 16 {
+        let now = resident(server.pid());
         assert!(
             since.elapsed() < LONG,
             "{before} MiB before, {held}, {now} after"

@@ -3,9 +3,9 @@
 use crate::support::{ANN, Setup};
 
 #[test]
-fn a_wrong_path_is_answered_with_the_right_one() {
-    let served = Setup::new().start();
-    let mut client = served.client();
+fn an_unknown_path_names_the_closest_route() {
+    let server = Setup::new().start();
+    let mut client = server.client();
     for (path, named) in [
         ("/rpc", "/rpc/ws"),
         ("/helthz", "/healthz"),
@@ -22,11 +22,11 @@ fn a_wrong_path_is_answered_with_the_right_one() {
 }
 
 #[test]
-fn the_rpc_without_an_upgrade_says_that_it_needs_one() {
-    let served = Setup::new().start();
-    let mut client = served.client();
+fn rpc_without_an_upgrade_is_refused() {
+    let server = Setup::new().start();
+    let mut client = server.client();
     for method in ["GET", "POST"] {
-        let answer = client.ask(method, "/rpc/ws", &[("Content-Length", "0")]);
+        let answer = client.request(method, "/rpc/ws", &[("Content-Length", "0")]);
         assert_eq!(answer.status, 426);
         assert_eq!(answer.header("upgrade"), Some("websocket"));
     }
@@ -47,13 +47,13 @@ fn the_rpc_without_an_upgrade_says_that_it_needs_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
+async fn an_http_request_to_the_tcp_port_is_dropped() {
     let listen = ["--listen", "tcp://127.0.0.1:0", "--listen"];
     let token = format!("Bearer {ANN}");
     for (setup, open) in [(Setup::new().with_tokens(), false), (Setup::new(), true)] {
         let socket = setup.unix();
-        let served = setup.args(&listen).args(&[&socket]).start();
-        let address = served.address("tcp://").strip_prefix("tcp://").unwrap();
+        let server = setup.args(&listen).args(&[&socket]).start();
+        let address = server.address("tcp://").strip_prefix("tcp://").unwrap();
         // A browser page can send this: a body with lines that are messages.
         let spec = r#"{"spec":{"box_id":"from-a-page"}}"#;
         let call = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"box.create","params":{spec}}}"#);
@@ -67,8 +67,8 @@ async fn an_http_request_at_the_rpcs_tcp_port_gets_nothing_and_does_nothing() {
         ] {
             let mut client = crate::support::Client::to(address);
             client.write(&request);
-            let said = client.rest();
-            assert!(said.is_empty(), "{}", String::from_utf8_lossy(&said));
+            let text = client.rest();
+            assert!(text.is_empty(), "{}", String::from_utf8_lossy(&text));
         }
         let here = crate::rpc::connect(&socket, None).await;
         assert_eq!(crate::rpc::seen(&here).await, [""; 0]);

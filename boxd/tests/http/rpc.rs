@@ -25,8 +25,8 @@ fn spec(id: &str, text: &str) -> SpecDraft {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_runs_in_a_real_box_in_either_dialect() {
-    let served = Setup::new().with_tokens().start();
-    let endpoint: Endpoint = served.rpc().parse().unwrap();
+    let server = Setup::new().with_tokens().start();
+    let endpoint: Endpoint = server.rpc().parse().unwrap();
     let (name, value) = bearer(ANN);
     let bearer = (name.to_owned(), value);
     let control = ("X-LangBot-Box-Control-Token".to_owned(), ANN.to_owned());
@@ -45,8 +45,8 @@ async fn a_command_runs_in_a_real_box_in_either_dialect() {
             ..Options::client()
         };
         let session = Session::start_boxed(connection, Router::empty(), options);
-        let asked = BoxExecParams::new(spec("both", "echo hello; id -u >&2; exit 3"));
-        let ran = session.peer().call::<BoxExec>(&asked).await.unwrap();
+        let request = BoxExecParams::new(spec("both", "echo hello; id -u >&2; exit 3"));
+        let ran = session.peer().call::<BoxExec>(&request).await.unwrap();
         assert_eq!((ran.stdout.trim(), ran.exit_code), ("hello", Some(3)));
         assert_ne!(ran.stderr.trim(), "");
     }
@@ -63,9 +63,9 @@ impl box_rpc::Action for BackendInfo {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_an_instance_langbots_actions_are_served_and_only_those() {
-    let served = Setup::new().with_tokens().start();
-    let endpoint: Endpoint = served.rpc().parse().unwrap();
+async fn a_langbot_connection_serves_only_langbots_actions() {
+    let server = Setup::new().with_tokens().start();
+    let endpoint: Endpoint = server.rpc().parse().unwrap();
     let connect = |instance: &str| ConnectOptions {
         headers: vec![
             ("X-LangBot-Box-Control-Token".to_owned(), ANN.to_owned()),
@@ -92,13 +92,13 @@ async fn with_an_instance_langbots_actions_are_served_and_only_those() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_an_instance_the_other_dialect_is_not_spoken() {
-    let served = Setup::new().start();
+async fn a_langbot_connection_refuses_json_rpc() {
+    let server = Setup::new().start();
     let connect = ConnectOptions {
         headers: vec![("X-LangBot-Instance-Id".to_owned(), "langbot-1".to_owned())],
         ..ConnectOptions::default()
     };
-    let endpoint: Endpoint = served.rpc().parse().unwrap();
+    let endpoint: Endpoint = server.rpc().parse().unwrap();
     let connection = endpoint.connect(&connect).await.unwrap();
     let options = Options {
         codecs: Codecs::JSON_RPC,
@@ -107,10 +107,10 @@ async fn with_an_instance_the_other_dialect_is_not_spoken() {
     let session = Session::start_boxed(connection, Router::empty(), options);
     let within = std::time::Duration::from_secs(2);
     let peer = session.peer();
-    let asked = peer
+    let request = peer
         .request::<box_protocol::actions::SystemHealth>(&box_rpc::Empty {})
         .deadline(within);
-    assert!(asked.call().await.is_err());
+    assert!(request.call().await.is_err());
 }
 
 /// The ids of the boxes that a client sees.
@@ -121,11 +121,11 @@ pub(crate) async fn seen(client: &BoxClient) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_box_belongs_to_the_token_that_made_it_and_the_socket_sees_all() {
-    let served = Setup::new().with_tokens().start();
-    let ann = connect(&served.rpc(), Some(ANN)).await;
-    let bob = connect(&served.rpc(), Some(BOB)).await;
-    let here = connect(served.address("unix:"), None).await;
+async fn a_box_belongs_to_its_token_and_the_unix_socket_sees_all() {
+    let server = Setup::new().with_tokens().start();
+    let ann = connect(&server.rpc(), Some(ANN)).await;
+    let bob = connect(&server.rpc(), Some(BOB)).await;
+    let here = connect(server.address("unix:"), None).await;
     ann.create(SpecDraft::new("of-ann")).await.unwrap();
     bob.create(SpecDraft::new("of-bob")).await.unwrap();
     here.create(SpecDraft::new("of-all")).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_box_belongs_to_the_token_that_made_it_and_the_socket_sees_all() {
         }
     }
     // Another connection with the same token is the same caller.
-    let again = connect(&served.rpc(), Some(ANN)).await;
+    let again = connect(&server.rpc(), Some(ANN)).await;
     let ran = again.exec(spec("of-ann", "echo again")).await.unwrap();
     assert_eq!(ran.stdout_text().trim(), "again");
     assert!(here.open("of-bob").await.unwrap_err().is_not_found());
@@ -153,11 +153,11 @@ async fn a_box_belongs_to_the_token_that_made_it_and_the_socket_sees_all() {
 }
 
 #[tokio::test]
-async fn an_id_of_another_token_is_neither_taken_nor_revealed() {
-    let served = Setup::new().with_tokens().start();
-    let ann = connect(&served.rpc(), Some(ANN)).await;
-    let bob = connect(&served.rpc(), Some(BOB)).await;
-    let here = connect(served.address("unix:"), None).await;
+async fn two_tokens_can_use_the_same_box_id() {
+    let server = Setup::new().with_tokens().start();
+    let ann = connect(&server.rpc(), Some(ANN)).await;
+    let bob = connect(&server.rpc(), Some(BOB)).await;
+    let here = connect(server.address("unix:"), None).await;
     for (client, owner) in [(&ann, "ann"), (&bob, "bob"), (&here, "here")] {
         let ran = client.exec(spec("build", &format!("echo {owner} | tee of")));
         assert_eq!(ran.await.unwrap().stdout_text().trim(), owner);
@@ -173,17 +173,17 @@ async fn an_id_of_another_token_is_neither_taken_nor_revealed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_loopback_without_tokens_the_sockets_boxes_are_not_seen() {
-    let served = Setup::new()
+async fn a_loopback_caller_does_not_see_boxes_of_the_unix_socket() {
+    let server = Setup::new()
         .args(&["--listen", "tcp://127.0.0.1:0"])
         .args(&["--listen", "ws://127.0.0.1:0/rpc/ws"])
         .start();
-    let http = connect(&served.rpc(), None).await;
+    let http = connect(&server.rpc(), None).await;
     http.create(SpecDraft::new("of-loopback")).await.unwrap();
     for address in [
-        served.rpc(),
-        served.address("tcp://").into(),
-        served.address("ws://").into(),
+        server.rpc(),
+        server.address("tcp://").into(),
+        server.address("ws://").into(),
     ] {
         let client = connect(&address, None).await;
         assert_eq!(seen(&client).await, ["of-loopback"], "{address}");
@@ -191,35 +191,35 @@ async fn over_loopback_without_tokens_the_sockets_boxes_are_not_seen() {
             exit: true,
             within_ms: None,
         };
-        let asked = client.call::<box_protocol::actions::SystemShutdown>(&exit);
-        assert!(asked.await.is_err(), "{address}");
+        let request = client.call::<box_protocol::actions::SystemShutdown>(&exit);
+        assert!(request.await.is_err(), "{address}");
     }
-    let served = Setup::new().start();
-    let here = connect(served.address("unix:"), None).await;
+    let server = Setup::new().start();
+    let here = connect(server.address("unix:"), None).await;
     here.create(SpecDraft::new("of-the-socket")).await.unwrap();
-    let http = connect(&served.rpc(), None).await;
+    let http = connect(&server.rpc(), None).await;
     assert!(seen(&http).await.is_empty());
     assert!(http.open("of-the-socket").await.unwrap_err().is_not_found());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_token_the_connection_is_refused() {
-    let served = Setup::new().with_tokens().start();
+    let server = Setup::new().with_tokens().start();
     let options = ClientOptions::default();
-    let endpoint: Endpoint = served.rpc().parse().unwrap();
+    let endpoint: Endpoint = server.rpc().parse().unwrap();
     let connecting = BoxClient::connect(endpoint, options);
     let refused = tokio::time::timeout(LONG, connecting).await.unwrap();
     assert!(refused.is_err());
-    assert_eq!(served.client().upgrade(&[]).status, 401);
+    assert_eq!(server.client().upgrade(&[]).status, 401);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_answer_in_chunks_say_what_they_need_without_credit() {
-    let served = Setup::new().start();
-    let client = connect(&served.rpc(), None).await;
+async fn a_streaming_call_without_credit_names_the_requirement() {
+    let server = Setup::new().start();
+    let client = connect(&server.rpc(), None).await;
     let there = client.create(SpecDraft::new("b")).await.unwrap();
     there.run("echo hi > /workspace/f").await.unwrap();
-    let raw: Endpoint = served.rpc().parse().unwrap();
+    let raw: Endpoint = server.rpc().parse().unwrap();
     let connection = raw.connect(&ConnectOptions::default()).await.unwrap();
     let (mut send, mut receive) = connection.split();
     let mut id = 0;
@@ -248,17 +248,17 @@ async fn calls_that_answer_in_chunks_say_what_they_need_without_credit() {
         ("command.attach", few),
     ] {
         for params in [params.clone(), credit(params)] {
-            let said = answer(method, params).await;
+            let text = answer(method, params).await;
             assert_eq!(
-                said["error"]["data"]["code"], "validation",
-                "{method}: {said}"
+                text["error"]["data"]["code"], "validation",
+                "{method}: {text}"
             );
             assert!(
-                said["error"]["message"]
+                text["error"]["message"]
                     .as_str()
                     .unwrap()
                     .contains("credit"),
-                "{said}"
+                "{text}"
             );
         }
     }

@@ -288,10 +288,10 @@ impl Client {
 
     /// Requests a path with these headers, and with `Host` unless it is among them.
     pub(crate) fn get(&mut self, path: &str, headers: &[(&str, &str)]) -> Answer {
-        self.ask("GET", path, headers)
+        self.request("GET", path, headers)
     }
 
-    pub(crate) fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    pub(crate) fn request(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         let mut text = format!("{method} {path} HTTP/1.1\r\n");
         if !headers.iter().any(|(name, _)| *name == "Host") {
             text.extend(["Host: ", &self.host, "\r\n"]);

@@ -11,20 +11,20 @@ const WRONG: usize = 10_000;
 
 /// Wrong tokens, many of them nearly right.
 fn wrong(number: usize) -> String {
-    let place = number % ANN.len();
+    let index = number % ANN.len();
     match number % 5 {
         // One byte differs.
         0 => {
             let mut bytes = ANN.as_bytes().to_vec();
-            bytes[place] = b'A' + u8::try_from(number / 5 % 26).unwrap();
+            bytes[index] = b'A' + u8::try_from(number / 5 % 26).unwrap();
             String::from_utf8(bytes).unwrap()
         }
         // A prefix of a token.
-        1 => ANN[..place].to_owned(),
+        1 => ANN[..index].to_owned(),
         // A token and more.
         2 => format!("{ANN}{number}"),
         // Parts of two tokens.
-        3 => format!("{}{}", &ANN[..place], &BOB[place..])
+        3 => format!("{}{}", &ANN[..index], &BOB[index..])
             .replace(ANN, "x")
             .replace(BOB, "x"),
         _ => format!("{number:036}"),
@@ -32,9 +32,9 @@ fn wrong(number: usize) -> String {
 }
 
 #[test]
-fn ten_thousand_wrong_tokens_open_nothing_over_http() {
-    let served = Setup::new().with_tokens().start();
-    let mut client = served.client();
+fn ten_thousand_wrong_tokens_are_refused_over_http() {
+    let server = Setup::new().with_tokens().start();
+    let mut client = server.client();
     let doors = [
         ("/rpc/ws", "X-LangBot-Box-Control-Token"),
         ("/boxes/b/port/80/", "X-Api-Key"),
@@ -59,12 +59,12 @@ fn ten_thousand_wrong_tokens_open_nothing_over_http() {
 }
 
 #[test]
-fn ten_thousand_wrong_tokens_open_nothing_by_hello() {
-    let served = Setup::new()
+fn ten_thousand_wrong_tokens_are_refused_in_hello() {
+    let server = Setup::new()
         .with_tokens()
         .args(&["--listen", "tcp://127.0.0.1:0"])
         .start();
-    let address = served.address("tcp://").strip_prefix("tcp://").unwrap();
+    let address = server.address("tcp://").strip_prefix("tcp://").unwrap();
     let say = |token: &str| -> Value {
         let mut client = Client::to(address);
         let hello =
@@ -90,8 +90,8 @@ fn ten_thousand_wrong_tokens_open_nothing_by_hello() {
 
 #[test]
 fn langbots_header_is_accepted_at_langbots_paths_only() {
-    let served = Setup::new().with_tokens().start();
-    let mut client = served.client();
+    let server = Setup::new().with_tokens().start();
+    let mut client = server.client();
     let header = ("X-LangBot-Box-Control-Token", ANN);
     assert_eq!(client.get("/rpc/ws", &[header]).status, 426);
     let port = client.get("/boxes/b/port/80/", &[header]);
@@ -115,11 +115,11 @@ fn langbots_header_is_accepted_at_langbots_paths_only() {
 
 #[test]
 fn no_secret_is_logged() {
-    let mut served = Setup::new()
+    let mut server = Setup::new()
         .with_tokens()
         .env("BOXD_LOG_LEVEL", "trace")
         .start();
-    let mut client = served.client();
+    let mut client = server.client();
     let cap = "c4pab1lity";
     let (name, value) = bearer(ANN);
     client.get(&format!("/boxes/b~{cap}/port/80/x?token={cap}"), &[]);
@@ -129,8 +129,8 @@ fn no_secret_is_logged() {
     client.get("/nowhere", &[(name, &value)]);
     client.upgrade(&[("X-LangBot-Box-Control-Token", BOB)]);
     drop(client);
-    served.signal(rustix::process::Signal::TERM);
-    let (status, log) = served.ended();
+    server.signal(rustix::process::Signal::TERM);
+    let (status, log) = server.ended();
     assert!(status.success());
     assert!(log.contains("/boxes/b~…/port/80/x"), "{log}");
     for secret in [ANN, BOB, cap, "wr0ng-guess"] {

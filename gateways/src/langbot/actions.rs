@@ -13,9 +13,9 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
 use super::context::{self, Placement};
-use super::errors::{key_error, stale, value_error};
+use super::errors::{key_error, stale, value_error, without_colon};
 use super::files::Files;
-use super::{Host, admission, exec, processes, readiness, sessions, storage};
+use super::{Installation, admission, exec, processes, readiness, sessions, storage};
 
 /// A JSON object as text.
 type Text = Box<RawValue>;
@@ -38,25 +38,28 @@ impl Deref for Data {
 /// A connection of one installation.
 #[derive(Clone)]
 pub(super) struct Connection {
-    pub(super) host: Arc<Host>,
+    pub(super) installation: Arc<Installation>,
     /// Whether only LangBot can open this connection.
     pub(super) guarded: bool,
     /// The files received on this connection.
     pub(super) files: Arc<Mutex<Files>>,
 }
 
-pub(super) fn serve(host: &Arc<Host>, guarded: bool) -> (Router, Arc<dyn ControlPolicy>) {
+pub(super) fn serve(
+    installation: &Arc<Installation>,
+    guarded: bool,
+) -> (Router, Arc<dyn ControlPolicy>) {
     let connection = Arc::new(Connection {
-        host: Arc::clone(host),
+        installation: Arc::clone(installation),
         guarded,
         files: Arc::default(),
     });
-    let router = Served::router(Arc::clone(&connection)).build();
+    let router = Actions::router(Arc::clone(&connection)).build();
     (router, connection)
 }
 
 macro_rules! actions {
-    ($($action:ident = $name:literal, $whose:ident: $do:expr;)*) => {
+    ($($action:ident = $name:literal, $access:ident: $run:expr;)*) => {
         $(
             struct $action;
 
@@ -75,33 +78,33 @@ macro_rules! actions {
                         text,
                         cancellation: call.cancellation(),
                     };
-                    self.$whose(context, data, $do).await
+                    self.$access(context, data, $run).await.map_err(without_colon)
                 }
             }
         )*
 
         contract! {
             /// All actions of LangBot's Box runtime.
-            pub(super) Served: $($action),*
+            pub(super) Actions: $($action),*
         }
     };
 }
 
-// `anyone` needs no workspace; `workspace` needs one; `granted` also needs a grant if grants are required.
+// `unscoped` needs no workspace; `workspace` needs one; `granted` also needs a grant if grants are required.
 actions! {
-    BoxInit = "box_init", anyone: readiness::init;
-    BoxHealth = "box_health", anyone: |connection, _| readiness::health(connection);
-    BoxBackendInfo = "box_get_backend_info", anyone: |connection, _| readiness::backend_info(connection);
-    BoxShutdown = "box_shutdown", anyone: |connection, _| sessions::shutdown(connection);
-    BoxUpsertGrant = "box_upsert_sandbox_admission_grant", anyone: admission::upsert;
-    BoxRevokeGrant = "box_revoke_sandbox_admission_grant", anyone: admission::revoke;
-    BoxVerifyWorkspace = "box_verify_shared_workspace", anyone: storage::verify;
-    BoxStatus = "box_status", workspace: |host, placement, _| sessions::status(host, placement);
-    BoxStorage = "box_get_storage_analysis", workspace: |host, placement, _| storage::analysis(host, placement);
+    BoxInit = "box_init", unscoped: readiness::init;
+    BoxHealth = "box_health", unscoped: |connection, _| readiness::health(connection);
+    BoxBackendInfo = "box_get_backend_info", unscoped: |connection, _| readiness::backend_info(connection);
+    BoxShutdown = "box_shutdown", unscoped: |connection, _| sessions::shutdown(connection);
+    BoxUpsertGrant = "box_upsert_sandbox_admission_grant", unscoped: admission::upsert;
+    BoxRevokeGrant = "box_revoke_sandbox_admission_grant", unscoped: admission::revoke;
+    BoxVerifyWorkspace = "box_verify_shared_workspace", unscoped: storage::verify;
+    BoxStatus = "box_status", workspace: |installation, placement, _| sessions::status(installation, placement);
+    BoxStorage = "box_get_storage_analysis", workspace: |installation, placement, _| storage::analysis(installation, placement);
     BoxExec = "box_exec", granted: exec::exec;
     BoxCreateSession = "box_create_session", granted: sessions::create;
     BoxGetSession = "box_get_session", granted: sessions::get;
-    BoxGetSessions = "box_get_sessions", granted: |host, placement, _| sessions::list(host, placement);
+    BoxGetSessions = "box_get_sessions", granted: |installation, placement, _| sessions::list(installation, placement);
     BoxDeleteSession = "box_delete_session", granted: sessions::delete;
     BoxStartProcess = "box_start_managed_process", granted: processes::start;
     BoxGetProcess = "box_get_managed_process", granted: processes::get;
@@ -109,49 +112,49 @@ actions! {
 }
 
 impl Connection {
-    async fn anyone<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
+    async fn unscoped<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
         &self,
         context: Option<&str>,
         data: Data,
         work: impl FnOnce(Connection, Data) -> F,
     ) -> Result<Text, BoxError> {
-        context::check_instance(context, &self.host.instance)?;
-        answer(&work(self.clone(), data).await?)
+        context::check_instance(context, &self.installation.instance)?;
+        encode(&work(self.clone(), data).await?)
     }
 
     async fn workspace<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
         &self,
         context: Option<&str>,
         data: Data,
-        work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
+        work: impl FnOnce(Arc<Installation>, Arc<Placement>, Data) -> F,
     ) -> Result<Text, BoxError> {
-        let placement = context::placement(context, &self.host.instance)?;
-        self.fenced(placement, data, work).await
+        let placement = context::placement(context, &self.installation.instance)?;
+        self.run_fenced(placement, data, work).await
     }
 
     async fn granted<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
         &self,
         context: Option<&str>,
         data: Data,
-        work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
+        work: impl FnOnce(Arc<Installation>, Arc<Placement>, Data) -> F,
     ) -> Result<Text, BoxError> {
-        let placement = context::placement(context, &self.host.instance)?;
-        self.host.require_grant(&placement).await?;
-        self.fenced(placement, data, work).await
+        let placement = context::placement(context, &self.installation.instance)?;
+        self.installation.require_grant(&placement).await?;
+        self.run_fenced(placement, data, work).await
     }
 
     /// Runs the work while the placement is the newest of its workspace.
-    async fn fenced<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
+    async fn run_fenced<T: Serialize, F: Future<Output = Result<T, BoxError>>>(
         &self,
         placement: Placement,
         data: Data,
-        work: impl FnOnce(Arc<Host>, Arc<Placement>, Data) -> F,
+        work: impl FnOnce(Arc<Installation>, Arc<Placement>, Data) -> F,
     ) -> Result<Text, BoxError> {
-        let host = &self.host;
-        let lease = host.enter(&placement).await?;
+        let installation = &self.installation;
+        let lease = installation.enter(&placement).await?;
         let placement = Arc::new(placement);
         let outcome = {
-            let work = work(Arc::clone(host), Arc::clone(&placement), data);
+            let work = work(Arc::clone(installation), Arc::clone(&placement), data);
             tokio::select! {
                 biased;
                 outcome = work => outcome,
@@ -160,17 +163,17 @@ impl Connection {
         };
         if !lease.is_current() {
             // The work may have created boxes after the newer placement cleared the older ones.
-            let host = Arc::clone(host);
-            tokio::spawn(async move { host.clear_older(&placement).await });
+            let installation = Arc::clone(installation);
+            tokio::spawn(async move { installation.clear_older(&placement).await });
             return Err(stale());
         }
-        answer(&outcome?)
+        encode(&outcome?)
     }
 }
 
-fn answer(result: &impl Serialize) -> Result<Text, BoxError> {
+fn encode(result: &impl Serialize) -> Result<Text, BoxError> {
     to_raw_value(result)
-        .map_err(|error| BoxError::internal(format!("the answer cannot be written: {error}")))
+        .map_err(|error| BoxError::internal(format!("cannot encode the result: {error}")))
 }
 
 /// Parses the members of a call's data.
@@ -196,7 +199,7 @@ pub(super) fn as_text(value: &Value) -> String {
 }
 
 /// Runs work to its end even if the connection closes, as LangBot expects.
-pub(super) async fn to_its_end<T: Send + 'static>(
+pub(super) async fn run_to_completion<T: Send + 'static>(
     work: impl Future<Output = Result<T, BoxError>> + Send + 'static,
 ) -> Result<T, BoxError> {
     let done = tokio::spawn(work).await;
@@ -204,12 +207,12 @@ pub(super) async fn to_its_end<T: Send + 'static>(
 }
 
 /// Work that outlives its connection and ends if the caller withdraws it.
-pub(super) struct UnlessCancelled<T: Send + 'static> {
+pub(super) struct DetachUnlessCancelled<T: Send + 'static> {
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     cancellation: Cancellation,
 }
 
-impl<T: Send> UnlessCancelled<T> {
+impl<T: Send> DetachUnlessCancelled<T> {
     pub(super) fn new(
         cancellation: Cancellation,
         work: impl Future<Output = T> + Send + 'static,
@@ -219,7 +222,7 @@ impl<T: Send> UnlessCancelled<T> {
     }
 }
 
-impl<T: Send> Future for UnlessCancelled<T> {
+impl<T: Send> Future for DetachUnlessCancelled<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
@@ -234,7 +237,7 @@ impl<T: Send> Future for UnlessCancelled<T> {
     }
 }
 
-impl<T: Send> Drop for UnlessCancelled<T> {
+impl<T: Send> Drop for DetachUnlessCancelled<T> {
     fn drop(&mut self) {
         let Some(work) = self.work.take() else {
             return;
@@ -253,9 +256,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_action_that_needs_no_context_is_served() {
+    fn actions_without_context_exist() {
         let names = crate::langbot::view::WITHOUT_CONTEXT;
-        assert_eq!(Served::NAMES.len(), 17);
-        assert!(names.iter().all(|name| Served::NAMES.contains(name)));
+        assert_eq!(Actions::NAMES.len(), 17);
+        assert!(names.iter().all(|name| Actions::NAMES.contains(name)));
     }
 }

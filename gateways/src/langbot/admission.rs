@@ -4,7 +4,7 @@
 //! increase, and a revoked revision never becomes valid again.
 
 mod managed;
-mod moment;
+mod micros;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
@@ -16,15 +16,15 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 pub(super) use self::managed::{managed_root, tenants};
-pub(super) use self::moment::Micros;
-use super::Host;
-use super::actions::{Connection, Data, to_its_end};
+pub(super) use self::micros::Micros;
+use super::Installation;
+use super::actions::{Connection, Data, run_to_completion};
 use super::config::Config;
 use super::context::Placement;
 use super::errors::{admission, permission, readiness};
 
 /// The interval between checks for expired grants.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The maximum that a grant can give, and the settings of every box.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -149,16 +149,16 @@ impl Admission {
     ///
     /// An unreadable policy requires grants and admits no caller. A policy that required grants cannot be withdrawn.
     pub(super) fn configure(&self, config: &Config) {
-        let (policy, fault) = match config.said.get("admission") {
+        let (policy, fault) = match config.sections.get("admission") {
             None | Some(Value::Null) => (Policy::default(), None),
-            Some(said) => match Policy::read(said) {
+            Some(value) => match Policy::read(value) {
                 Ok(policy) => (policy, None),
-                Err(why) => {
+                Err(reason) => {
                     let required = Policy {
                         required: true,
                         ..Policy::default()
                     };
-                    (required, Some(why))
+                    (required, Some(reason))
                 }
             },
         };
@@ -189,7 +189,7 @@ impl Admission {
     /// Returns the grant of this placement if it is valid.
     fn grant(&self, placement: &Placement, now: UnixMs) -> Result<Grant, BoxError> {
         let state = self.state();
-        state.refuse_faulty()?;
+        state.require_valid()?;
         let record = state.records.get(&placement.workspace);
         let Some(grant) = record.and_then(|record| record.grant.clone()) else {
             return Err(admission("Sandbox admission grant is missing"));
@@ -213,10 +213,10 @@ impl Admission {
     /// Installs a grant.
     ///
     /// Returns the grant that is valid now, and whether the caller must delete the workspace's boxes first.
-    fn install(&self, grant: &Grant, most: usize, now: UnixMs) -> Result<(Grant, bool), BoxError> {
+    fn install(&self, grant: &Grant, limit: usize, now: UnixMs) -> Result<(Grant, bool), BoxError> {
         let mut state = self.state();
-        state.refuse_off()?;
-        state.refuse_faulty()?;
+        state.require_enabled()?;
+        state.require_valid()?;
         let policy = &state.policy;
         let latest = now
             .0
@@ -242,8 +242,8 @@ impl Admission {
             "Sandbox admission grant exceeds the session cap"
         } else if grant.max_managed_processes > policy.max_managed_processes {
             "Sandbox admission grant exceeds the managed-process cap"
-        } else if !state.records.contains_key(&grant.workspace) && state.records.len() >= most {
-            FULL
+        } else if !state.records.contains_key(&grant.workspace) && state.records.len() >= limit {
+            RECORDS_FULL
         } else if grant.revision <= revoked {
             "Sandbox admission grant revision was revoked"
         } else if grant.revision < revision {
@@ -259,11 +259,11 @@ impl Admission {
         Err(admission(refusal))
     }
 
-    fn revoke(&self, workspace: &str, revision: u64, most: usize) -> Result<(), BoxError> {
+    fn revoke(&self, workspace: &str, revision: u64, limit: usize) -> Result<(), BoxError> {
         let mut state = self.state();
-        state.refuse_off()?;
-        if !state.records.contains_key(workspace) && state.records.len() >= most {
-            return Err(admission(FULL));
+        state.require_enabled()?;
+        if !state.records.contains_key(workspace) && state.records.len() >= limit {
+            return Err(admission(RECORDS_FULL));
         }
         let record = state.records.entry(workspace.to_owned()).or_default();
         if revision < record.revision.max(record.revoked) {
@@ -278,7 +278,7 @@ impl Admission {
     /// Removes expired grants and returns their workspaces.
     fn expired(&self, now: UnixMs) -> Vec<String> {
         let mut state = self.state();
-        let over = state.records.iter_mut().filter_map(|(workspace, record)| {
+        let expired = state.records.iter_mut().filter_map(|(workspace, record)| {
             let past = record
                 .grant
                 .as_ref()
@@ -288,15 +288,15 @@ impl Admission {
                 workspace.clone()
             })
         });
-        over.collect()
+        expired.collect()
     }
 }
 
-const FULL: &str =
+const RECORDS_FULL: &str =
     "Sandbox admission record capacity reached; refusing an unbounded Workspace fence allocation";
 
 impl State {
-    fn refuse_off(&self) -> Result<(), BoxError> {
+    fn require_enabled(&self) -> Result<(), BoxError> {
         if self.policy.required {
             Ok(())
         } else {
@@ -304,11 +304,11 @@ impl State {
         }
     }
 
-    fn refuse_faulty(&self) -> Result<(), BoxError> {
+    fn require_valid(&self) -> Result<(), BoxError> {
         match &self.fault {
             None => Ok(()),
-            Some(why) => Err(readiness(format!(
-                "Invalid sandbox admission configuration: {why}"
+            Some(reason) => Err(readiness(format!(
+                "Invalid sandbox admission configuration: {reason}"
             ))),
         }
     }
@@ -343,7 +343,7 @@ impl Grant {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AskedGrant {
+struct GrantRequest {
     instance_uuid: String,
     workspace_uuid: String,
     execution_generation: u64,
@@ -355,7 +355,7 @@ struct AskedGrant {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AskedRevocation {
+struct RevocationRequest {
     instance_uuid: String,
     workspace_uuid: String,
     entitlement_revision: u64,
@@ -365,7 +365,7 @@ fn read<'a, T: Deserialize<'a>>(data: &'a RawValue) -> Result<T, BoxError> {
     serde_json::from_str(data.get()).map_err(|error| Invalid::from(error).into())
 }
 
-fn filled(field: &'static str, text: &str) -> Result<String, BoxError> {
+fn non_empty(field: &'static str, text: &str) -> Result<String, BoxError> {
     match text.trim() {
         "" => Err(Invalid::new(field, "must not be empty").into()),
         text => Ok(text.to_owned()),
@@ -380,30 +380,32 @@ fn positive(field: &'static str, number: u64) -> Result<u64, BoxError> {
 }
 
 pub(super) async fn upsert(connection: Connection, data: Data) -> Result<Value, BoxError> {
-    let host = connection.host;
-    let asked: AskedGrant = read(&data)?;
+    let installation = connection.installation;
+    let request: GrantRequest = read(&data)?;
     let grant = Grant {
-        workspace: filled("workspace_uuid", &asked.workspace_uuid)?,
-        generation: positive("execution_generation", asked.execution_generation)?,
-        revision: positive("entitlement_revision", asked.entitlement_revision)?,
-        expires: Micros::from_text(&asked.expires_at)
+        workspace: non_empty("workspace_uuid", &request.workspace_uuid)?,
+        generation: positive("execution_generation", request.execution_generation)?,
+        revision: positive("entitlement_revision", request.entitlement_revision)?,
+        expires: Micros::from_text(&request.expires_at)
             .ok_or_else(|| Invalid::new("expires_at", "must be a time with a timezone"))?,
-        max_sessions: asked.max_sessions,
-        max_managed_processes: asked.max_managed_processes,
+        max_sessions: request.max_sessions,
+        max_managed_processes: request.max_managed_processes,
     };
-    if filled("instance_uuid", &asked.instance_uuid)? != host.instance {
+    if non_empty("instance_uuid", &request.instance_uuid)? != installation.instance {
         return Err(permission(
             "Sandbox admission grant does not match the trusted instance",
         ));
     }
-    to_its_end(async move {
-        let most = host.config().limits.max_admission_records;
-        let (installed, clear) = host.admission.install(&grant, most, UnixMs::now())?;
-        let placement = Placement::new(&host.instance, &grant.workspace, grant.generation);
+    run_to_completion(async move {
+        let limit = installation.config().limits.max_admission_records;
+        let (installed, clear) = installation
+            .admission
+            .install(&grant, limit, UnixMs::now())?;
+        let placement = Placement::new(&installation.instance, &grant.workspace, grant.generation);
         if clear {
-            host.end_workspace(&placement).await?;
+            installation.end_workspace(&placement).await?;
         }
-        host.fence.observe(&placement, 0, most)?;
+        installation.fence.observe(&placement, 0, limit)?;
         Ok(json!({
             "installed": true,
             "workspace_uuid": installed.workspace,
@@ -418,41 +420,41 @@ pub(super) async fn upsert(connection: Connection, data: Data) -> Result<Value, 
 }
 
 pub(super) async fn revoke(connection: Connection, data: Data) -> Result<Value, BoxError> {
-    let host = connection.host;
-    let asked: AskedRevocation = read(&data)?;
-    let workspace = filled("workspace_uuid", &asked.workspace_uuid)?;
-    let revision = positive("entitlement_revision", asked.entitlement_revision)?;
-    if filled("instance_uuid", &asked.instance_uuid)? != host.instance {
+    let installation = connection.installation;
+    let request: RevocationRequest = read(&data)?;
+    let workspace = non_empty("workspace_uuid", &request.workspace_uuid)?;
+    let revision = positive("entitlement_revision", request.entitlement_revision)?;
+    if non_empty("instance_uuid", &request.instance_uuid)? != installation.instance {
         return Err(permission(
             "Sandbox admission revocation does not match the trusted instance",
         ));
     }
-    to_its_end(async move {
-        let most = host.config().limits.max_admission_records;
-        host.admission.revoke(&workspace, revision, most)?;
-        let placement = Placement::new(&host.instance, &workspace, 1);
-        host.end_workspace(&placement).await?;
+    run_to_completion(async move {
+        let limit = installation.config().limits.max_admission_records;
+        installation.admission.revoke(&workspace, revision, limit)?;
+        let placement = Placement::new(&installation.instance, &workspace, 1);
+        installation.end_workspace(&placement).await?;
         Ok(json!({"revoked": true, "workspace_uuid": workspace, "entitlement_revision": revision}))
     })
     .await
 }
 
 /// Checks for expired grants periodically until the installation is dropped.
-pub(super) fn end_with_their_grants(host: Weak<Host>) {
+pub(super) fn end_with_expired_grants(installation: Weak<Installation>) {
     tokio::spawn(async move {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            let Some(host) = host.upgrade() else {
+            tokio::time::sleep(EXPIRY_INTERVAL).await;
+            let Some(installation) = installation.upgrade() else {
                 return;
             };
-            if let Err(error) = host.end_expired(UnixMs::now()).await {
-                tracing::warn!(%error, "boxes of a grant that is over are still there");
+            if let Err(error) = installation.end_expired(UnixMs::now()).await {
+                tracing::warn!(%error, "cannot delete the boxes of an expired grant");
             }
         }
     });
 }
 
-impl Host {
+impl Installation {
     /// Returns the grant that admits this placement if grants are required.
     pub(super) async fn require_grant(
         &self,
@@ -470,8 +472,8 @@ impl Host {
     /// Deletes the boxes of workspaces with expired grants.
     async fn end_expired(&self, now: UnixMs) -> Result<(), BoxError> {
         for workspace in self.admission.expired(now) {
-            let over = Placement::new(&self.instance, &workspace, 1);
-            self.end_workspace(&over).await?;
+            let expired = Placement::new(&self.instance, &workspace, 1);
+            self.end_workspace(&expired).await?;
         }
         Ok(())
     }

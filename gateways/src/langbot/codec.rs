@@ -30,7 +30,7 @@ const STREAM_WINDOW: u32 = 8;
 /// The id in the answer to a request without a usable id.
 const UNKNOWN_ID: i64 = -1;
 
-/// The request that carries a piece of a file.
+/// The request that carries a chunk of a file.
 pub(super) const FILE_CHUNK: &str = "__file_chunk";
 
 /// LangBot's action frames.
@@ -134,7 +134,7 @@ struct Frame<'a> {
     #[serde(borrow, default)]
     context: Option<&'a RawValue>,
     #[serde(default)]
-    stream_flow_control: Option<One>,
+    stream_flow_control: Option<FlowControl>,
     #[serde(default)]
     deadline_ms: Option<u64>,
     #[serde(borrow, default)]
@@ -152,20 +152,20 @@ struct Frame<'a> {
 /// The number 1, the only flow-control value.
 #[derive(Deserialize)]
 #[serde(try_from = "u8")]
-struct One;
+struct FlowControl;
 
-impl TryFrom<u8> for One {
+impl TryFrom<u8> for FlowControl {
     type Error = &'static str;
 
     fn try_from(number: u8) -> Result<Self, Self::Error> {
-        let one = (number == 1).then_some(Self);
-        one.ok_or("stream_flow_control must be 1")
+        let flow_control = (number == 1).then_some(Self);
+        flow_control.ok_or("stream_flow_control must be 1")
     }
 }
 
 fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, DecodeError> {
     let frame: Frame<'a> =
-        serde_json::from_str(text).map_err(|error| misshapen(text, &error, limits))?;
+        serde_json::from_str(text).map_err(|error| malformed(text, &error, limits))?;
     let id = frame
         .seq_id
         .and_then(|id| CallId::from_token(id.get(), limits.id_bytes));
@@ -242,9 +242,9 @@ fn decode<'a>(text: &'a str, limits: &Limits) -> Result<Message<'a>, DecodeError
 /// Handles a frame with a member of the wrong type.
 ///
 /// The codec answers such a request and ignores such a response.
-fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> DecodeError {
+fn malformed(text: &str, error: &serde_json::Error, limits: &Limits) -> DecodeError {
     #[derive(Deserialize)]
-    struct Outline<'a> {
+    struct FrameHead<'a> {
         #[serde(borrow, default)]
         seq_id: Option<&'a RawValue>,
         #[serde(default)]
@@ -252,8 +252,8 @@ fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> DecodeEr
         #[serde(default)]
         code: Option<IgnoredAny>,
     }
-    let outline = serde_json::from_str::<Outline<'_>>(text).ok();
-    let request = outline.filter(|outline| outline.action.is_some() && outline.code.is_none());
+    let head = serde_json::from_str::<FrameHead<'_>>(text).ok();
+    let request = head.filter(|head| head.action.is_some() && head.code.is_none());
     let Some(request) = request else {
         return DecodeError {
             id: None,
@@ -271,23 +271,23 @@ fn misshapen(text: &str, error: &serde_json::Error, limits: &Limits) -> DecodeEr
 
 fn read_control<'a>(action: &str, data: &'a str) -> Option<Control<'a>> {
     #[derive(Deserialize)]
-    struct Whose {
+    struct CallRef {
         seq_id: i64,
     }
     #[derive(Deserialize)]
-    struct Read {
+    struct Ack {
         seq_id: i64,
         index: i64,
     }
     Some(match action {
         "__ping" => Control::Ping,
-        "__cancel_action" => match serde_json::from_str::<Whose>(data) {
-            Ok(whose) => Control::Cancel {
-                id: CallId::Number(whose.seq_id),
+        "__cancel_action" => match serde_json::from_str::<CallRef>(data) {
+            Ok(call) => Control::Cancel {
+                id: CallId::Number(call.seq_id),
             },
             Err(_) => Control::Invalid(value_error("Cancellation requires an integer seq_id")),
         },
-        "__stream_ack" => match serde_json::from_str::<Read>(data) {
+        "__stream_ack" => match serde_json::from_str::<Ack>(data) {
             Ok(read) => Control::Grant {
                 id: CallId::Number(read.seq_id),
                 // A negative or unknown number acknowledges no chunk.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::TOKEN_VARIABLE;
 use super::errors::value_error;
-use super::mounts::Places;
+use super::mounts::MountPolicy;
 
 /// The maximum length of a configuration.
 const CONFIG_BYTES: usize = 256 * 1024;
@@ -17,7 +17,7 @@ const CONFIG_BYTES: usize = 256 * 1024;
 /// LangBot's configuration, and the settings derived from it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Config {
-    pub(super) said: Map<String, Value>,
+    pub(super) sections: Map<String, Value>,
     pub(super) limits: Limits,
 }
 
@@ -47,15 +47,15 @@ impl Default for Limits {
 
 impl Limits {
     /// Returns these limits with the given changes.
-    fn said(&self, limits: Option<&Value>) -> Result<Self, BoxError> {
-        let nothing = Map::new();
+    fn with_changes(&self, limits: Option<&Value>) -> Result<Self, BoxError> {
+        let empty = Map::new();
         let limits = match limits {
-            None | Some(Value::Null) => &nothing,
+            None | Some(Value::Null) => &empty,
             Some(Value::Object(limits)) => limits,
             Some(_) => return Err(value_error("box.limits must be an object")),
         };
-        let read = |name: &str, now: usize, least: usize, most: usize| match limits.get(name) {
-            None => Ok(now),
+        let read = |name: &str, current: usize, min: usize, max: usize| match limits.get(name) {
+            None => Ok(current),
             Some(value) => {
                 // Python's integers are unbounded; one beyond 64 bits is out of every range.
                 let whole = value.as_number().filter(|number| !number.is_f64());
@@ -66,11 +66,9 @@ impl Limits {
                     .as_u64()
                     .and_then(|number| usize::try_from(number).ok());
                 number
-                    .filter(|number| (least..=most).contains(number))
+                    .filter(|number| (min..=max).contains(number))
                     .ok_or_else(|| {
-                        value_error(format!(
-                            "box.limits.{name} must be between {least} and {most}"
-                        ))
+                        value_error(format!("box.limits.{name} must be between {min} and {max}"))
                     })
             }
         };
@@ -112,10 +110,10 @@ impl Limits {
 
 impl Config {
     /// Returns this configuration with the given sections replaced.
-    pub(super) fn merged(&self, now: Map<String, Value>) -> Result<Self, BoxError> {
-        let mut said = self.said.clone();
-        said.extend(now);
-        let size = serde_json::to_string(&said).map_or(usize::MAX, |text| text.len());
+    pub(super) fn merged(&self, new: Map<String, Value>) -> Result<Self, BoxError> {
+        let mut sections = self.sections.clone();
+        sections.extend(new);
+        let size = serde_json::to_string(&sections).map_or(usize::MAX, |text| text.len());
         if size > CONFIG_BYTES {
             return Err(BoxError::limit(
                 Code::TooLarge,
@@ -124,12 +122,12 @@ impl Config {
                 CONFIG_BYTES,
             ));
         }
-        let limits = self.limits.said(said.get("limits"))?;
-        Ok(Self { said, limits })
+        let limits = self.limits.with_changes(sections.get("limits"))?;
+        Ok(Self { sections, limits })
     }
 
     fn local(&self, name: &str) -> Option<&Value> {
-        self.said.get("local")?.get(name)
+        self.sections.get("local")?.get(name)
     }
 
     fn local_text(&self, name: &str) -> Option<&str> {
@@ -146,22 +144,22 @@ impl Config {
         let root = self.host_root();
         match (self.local_text("default_workspace"), &root) {
             (None, None) => None,
-            (said, root) => resolved(said.unwrap_or("default"), root.as_deref()),
+            (configured, root) => resolved(configured.unwrap_or("default"), root.as_deref()),
         }
     }
 
     /// Returns the directories below which directories may be created.
     pub(super) fn allowed_roots(&self) -> Vec<PathBuf> {
-        let said: Vec<&str> = match self.local("allowed_mount_roots") {
+        let paths: Vec<&str> = match self.local("allowed_mount_roots") {
             Some(Value::String(roots)) => roots.split(',').collect(),
             Some(Value::Array(roots)) => roots.iter().filter_map(Value::as_str).collect(),
             _ => Vec::new(),
         };
-        let said = said
+        let paths = paths
             .into_iter()
             .map(str::trim)
             .filter(|root| !root.is_empty());
-        let roots: Vec<_> = said.filter_map(|root| resolved(root, None)).collect();
+        let roots: Vec<_> = paths.filter_map(|root| resolved(root, None)).collect();
         if roots.is_empty() {
             self.host_root().into_iter().collect()
         } else {
@@ -170,15 +168,16 @@ impl Config {
     }
 
     /// Creates the default workspace, if one is configured.
-    pub(super) fn make_workspace(&self, places: &Places) -> Result<(), BoxError> {
+    pub(super) fn make_workspace(&self, mount_policy: &MountPolicy) -> Result<(), BoxError> {
         let Some(workspace) = self.default_workspace() else {
             return Ok(());
         };
-        let closed = |path: &Path| real_path(path).map_or(true, |real| places.are_closed_to(&real));
-        if !places.others && closed(&workspace) {
+        let is_refused =
+            |path: &Path| real_path(path).map_or(true, |real| mount_policy.refuses(&real));
+        if !mount_policy.allow_unlisted && is_refused(&workspace) {
             return Err(BoxError::validation(format!(
                 "box.local.default_workspace is outside allowed_host_mount_roots of the Box runtime; \
-                 LangBot decides about paths itself where both sides have {TOKEN_VARIABLE}"
+                 set {TOKEN_VARIABLE} on both sides to let LangBot choose its paths"
             )));
         }
         if workspace.is_dir() {
@@ -205,14 +204,14 @@ impl Config {
                 roots.join(", ")
             )));
         }
-        if closed(&workspace) {
+        if is_refused(&workspace) {
             return Err(BoxError::validation(
                 "box.local.default_workspace is blocked for security",
             ));
         }
         fs::create_dir_all(&workspace).map_err(|error| {
             BoxError::validation(format!(
-                "box.local.default_workspace cannot be made: {}",
+                "box.local.default_workspace cannot be created: {}",
                 error.kind()
             ))
         })
@@ -244,14 +243,15 @@ mod tests {
 
     use super::*;
 
-    fn said(value: &Value) -> Result<Config, BoxError> {
+    fn config_from(value: &Value) -> Result<Config, BoxError> {
         Config::default().merged(value.as_object().unwrap().clone())
     }
 
     #[test]
-    fn limits_are_whole_and_in_range() {
+    fn limits_are_integers_in_range() {
         let config =
-            said(&json!({"limits": {"max_sessions": 7, "unknown": "x"}, "more": [1]})).unwrap();
+            config_from(&json!({"limits": {"max_sessions": 7, "unknown": "x"}, "more": [1]}))
+                .unwrap();
         assert_eq!(
             (
                 config.limits.max_sessions,
@@ -272,16 +272,17 @@ mod tests {
                 "box.limits.max_sessions must be between 0 and 5000",
             ),
         ] {
-            let refused = said(&json!({"limits": {"max_sessions": value}})).unwrap_err();
+            let refused = config_from(&json!({"limits": {"max_sessions": value}})).unwrap_err();
             assert_eq!(refused.message(), text);
         }
-        assert!(said(&json!({"limits": []})).is_err());
+        assert!(config_from(&json!({"limits": []})).is_err());
     }
 
     #[test]
-    fn sections_take_the_place_of_older_ones() {
-        let first = said(&json!({"limits": {"max_sessions": 7}, "local": {"host_root": "/srv/a"}}))
-            .unwrap();
+    fn new_sections_replace_old_ones() {
+        let first =
+            config_from(&json!({"limits": {"max_sessions": 7}, "local": {"host_root": "/srv/a"}}))
+                .unwrap();
         let second = json!({"limits": {"max_managed_processes": 3}, "local": {}});
         let second = first.merged(second.as_object().unwrap().clone()).unwrap();
         assert_eq!(
@@ -294,56 +295,56 @@ mod tests {
         assert_eq!(second.default_workspace(), None);
     }
 
-    fn everywhere() -> Places {
-        Places {
-            others: true,
-            ..Places::default()
+    fn any_path() -> MountPolicy {
+        MountPolicy {
+            allow_unlisted: true,
+            ..MountPolicy::default()
         }
     }
 
     #[test]
-    fn others_than_langbot_make_none_but_where_the_operator_allows() {
-        let place = tempfile::tempdir().unwrap();
-        let root = fs::canonicalize(place.path()).unwrap();
-        let asked = said(&json!({"local": {"host_root": root.join("box")}})).unwrap();
-        let refused = asked.make_workspace(&Places::default()).unwrap_err();
+    fn other_callers_create_workspaces_only_in_allowed_roots() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        let config = config_from(&json!({"local": {"host_root": root.join("box")}})).unwrap();
+        let refused = config.make_workspace(&MountPolicy::default()).unwrap_err();
         assert!(
             refused
                 .message()
                 .contains("outside allowed_host_mount_roots")
         );
         assert!(!root.join("box").exists());
-        let below = Places {
-            opened: vec![root.clone()],
-            others: false,
-            ..Places::default()
+        let below = MountPolicy {
+            allowed: vec![root.clone()],
+            allow_unlisted: false,
+            ..MountPolicy::default()
         };
-        asked.make_workspace(&below).unwrap();
+        config.make_workspace(&below).unwrap();
         assert!(root.join("box/default").is_dir());
     }
 
     #[test]
-    fn the_workspace_is_made_inside_the_roots_only() {
-        let place = tempfile::tempdir().unwrap();
-        let root = fs::canonicalize(place.path()).unwrap().join("box");
-        let inside = said(&json!({"local": {"host_root": root}})).unwrap();
-        inside.make_workspace(&everywhere()).unwrap();
+    fn the_workspace_is_created_inside_the_roots_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap().join("box");
+        let inside = config_from(&json!({"local": {"host_root": root}})).unwrap();
+        inside.make_workspace(&any_path()).unwrap();
         assert!(root.join("default").is_dir());
         let outside =
-            json!({"local": {"host_root": root, "default_workspace": place.path().join("else")}});
-        let refused = said(&outside)
+            json!({"local": {"host_root": root, "default_workspace": dir.path().join("else")}});
+        let refused = config_from(&outside)
             .unwrap()
-            .make_workspace(&everywhere())
+            .make_workspace(&any_path())
             .unwrap_err();
         assert!(
             refused
                 .message()
                 .starts_with("box.local.default_workspace is outside allowed_mount_roots: ")
         );
-        let listed = json!({"local": {"default_workspace": place.path().join("else"), "allowed_mount_roots": format!(" , {}", place.path().display())}});
-        said(&listed)
+        let listed = json!({"local": {"default_workspace": dir.path().join("else"), "allowed_mount_roots": format!(" , {}", dir.path().display())}});
+        config_from(&listed)
             .unwrap()
-            .make_workspace(&everywhere())
+            .make_workspace(&any_path())
             .unwrap();
     }
 }

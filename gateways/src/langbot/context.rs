@@ -69,11 +69,11 @@ pub(super) fn check_instance(context: Option<&str>, instance: &str) -> Result<()
 }
 
 fn read(context: &str) -> Result<Envelope, BoxError> {
-    let invalid = |why: String| {
+    let invalid = |reason: String| {
         of_class(
             "ValidationError",
             Code::Validation,
-            format!("context: {why}"),
+            format!("context: {reason}"),
         )
     };
     let envelope: Envelope = serde_json::from_str(context)
@@ -187,17 +187,17 @@ impl Placement {
 mod tests {
     use super::*;
 
-    fn one() -> Placement {
+    fn sample() -> Placement {
         Placement::new("inst-0001", "ws-0001", 1)
     }
 
     #[test]
-    fn names_are_langbots() {
-        let physical = one().physical("s1").unwrap();
+    fn box_names_match_langbots() {
+        let physical = sample().physical("s1").unwrap();
         assert_eq!(physical.as_str(), "ws-dbae8a731bf25fd875aba279-g1-s1");
-        assert_eq!(one().logical(physical.as_str()), "s1");
-        assert!(one().owns(physical.as_str()));
-        assert_eq!(one().generation_of(physical.as_str()), Some(1));
+        assert_eq!(sample().logical(physical.as_str()), "s1");
+        assert!(sample().owns(physical.as_str()));
+        assert_eq!(sample().generation_of(physical.as_str()), Some(1));
         let next = Placement::new("inst-0001", "ws-0001", 2);
         assert!(!next.owns(physical.as_str()));
         assert_eq!(next.logical(physical.as_str()), physical.as_str());
@@ -218,8 +218,8 @@ mod tests {
             ("ä", ""),
             ("x…y_z.1", "x-y_z.1"),
         ] {
-            match one().physical(logical) {
-                Ok(id) => assert_eq!(one().logical(id.as_str()), safe),
+            match sample().physical(logical) {
+                Ok(id) => assert_eq!(sample().logical(id.as_str()), safe),
                 Err(error) => {
                     assert_eq!(safe, "");
                     assert_eq!(
@@ -229,12 +229,12 @@ mod tests {
                 }
             }
         }
-        let empty = one().physical("  ").unwrap_err();
+        let empty = sample().physical("  ").unwrap_err();
         assert_eq!(empty.message(), "Box session_id must not be empty");
     }
 
     #[test]
-    fn a_context_is_of_this_instance_and_complete() {
+    fn a_context_must_name_this_instance() {
         let missing = placement(None, "i").unwrap_err();
         assert_eq!(
             missing.message(),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_written_one_way() {
+    fn headers_have_one_canonical_form() {
         assert!(Placement::of_headers("i", "w", "12").is_some());
         for (workspace, generation) in [
             ("", "1"),

@@ -24,6 +24,21 @@ pub(super) fn permission(message: impl Into<String>) -> BoxError {
     BoxError::denied(message)
 }
 
+/// Returns a validation error in LangBot's form: `cmd must not be empty`, without a colon.
+pub(super) fn without_colon(error: BoxError) -> BoxError {
+    let detail = error.detail::<Detail>().unwrap_or_default();
+    let Some(field) = detail.field.as_deref() else {
+        return error;
+    };
+    match error.message().strip_prefix(&format!("{field}: must ")) {
+        Some(rule) => {
+            let message = format!("{field} must {rule}");
+            BoxError::new(error.code(), message).with_detail(&detail)
+        }
+        None => error,
+    }
+}
+
 pub(super) fn stale() -> BoxError {
     permission("Stale Box placement generation")
 }
@@ -72,14 +87,14 @@ pub(super) fn conflict(field: &str, info: &BoxInfo) -> BoxError {
          different host mounts. The existing session was preserved."
             .to_owned()
     } else {
-        let (id, value) = (&info.box_id, shown(field, info));
+        let (id, value) = (&info.box_id, python_text(field, info));
         format!("Box session {id} already exists with {field}={value}")
     };
     BoxError::conflict(message)
 }
 
 /// Formats a field's value as Python prints it.
-fn shown(field: &str, info: &BoxInfo) -> String {
+fn python_text(field: &str, info: &BoxInfo) -> String {
     let info = serde_json::to_value(info).unwrap_or_default();
     match info.get(field) {
         Some(Value::Null) => "None".to_owned(),
@@ -99,8 +114,8 @@ pub(super) fn box_limit(error: &BoxError) -> Option<u64> {
 }
 
 /// Creates the error for a box beyond that limit.
-pub(super) fn full(most: u64) -> BoxError {
-    BoxError::capacity(format!("Box session capacity reached ({most})"))
+pub(super) fn box_limit_reached(limit: u64) -> BoxError {
+    BoxError::capacity(format!("Box session capacity reached ({limit})"))
 }
 
 /// Returns the field that a conflict is about.
@@ -113,12 +128,28 @@ pub(super) fn field_of(error: &BoxError) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use box_protocol::{SpecDraft, UnixMs};
+    use box_protocol::{Invalid, SpecDraft, UnixMs};
 
     use super::*;
 
     #[test]
-    fn a_conflict_shows_what_stands_as_python_prints_it() {
+    fn a_validation_error_has_langbots_form() {
+        let error = BoxError::from(Invalid::new("cmd", "must not be empty"));
+        assert_eq!(error.message(), "cmd: must not be empty", "control");
+        let detail = error.detail::<Detail>();
+        let converted = without_colon(error);
+        assert_eq!(converted.message(), "cmd must not be empty");
+        assert_eq!(converted.detail::<Detail>(), detail);
+        for other in [
+            Invalid::new("surprise", "unknown field").into(),
+            value_error("Box session_id must not be empty"),
+        ] {
+            assert_eq!(without_colon(other.clone()), other);
+        }
+    }
+
+    #[test]
+    fn a_conflict_shows_the_existing_value_in_python_syntax() {
         let spec = SpecDraft::new("ws-1-g1-s").cpus(2.0).build().unwrap();
         let info = BoxInfo::starting(&spec, "fake", "b", UnixMs(0));
         for (field, value) in [

@@ -14,13 +14,13 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::Host;
-use super::actions::{Data, UnlessCancelled};
+use super::Installation;
+use super::actions::{Data, DetachUnlessCancelled};
+use super::audit;
 use super::context::Placement;
 use super::errors::stale;
 use super::mounts::check_artifacts;
-use super::sessions::named;
-use super::trail;
+use super::sessions::backend_label;
 use super::view::{WORLD, timeout_notice};
 
 /// The members of LangBot's spec.
@@ -31,16 +31,16 @@ const MEMBERS: &str = "session_id cmd workdir timeout_sec network image env host
 pub(super) const IMAGE: &str = "rockchin/langbot-sandbox:latest";
 
 /// The maximum bytes of a stream that the gateway keeps.
-const KEPT: u64 = 1024 * 1024;
+const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
 /// The maximum length of a command that is passed as an argument.
 ///
 /// The kernel limits an argument to 128 KiB. The gateway passes longer commands through a file, such as those by which
 /// LangBot transfers files.
-const LONGEST_ARGUMENT: usize = 100 * 1024;
+const MAX_ARGUMENT_BYTES: usize = 100 * 1024;
 
 /// The bytes of such a file in one write.
-const PIECE: usize = 1024 * 1024;
+const WRITE_BYTES: usize = 1024 * 1024;
 
 /// The default timeout of a command.
 const TIMEOUT_SEC: u64 = 30;
@@ -50,7 +50,7 @@ const HOME: &str = "/home";
 
 /// The result of a command in LangBot's format.
 #[derive(Debug, Serialize)]
-pub(super) struct Executed {
+pub(super) struct ExecResult {
     session_id: String,
     backend_name: String,
     status: ExecutionStatus,
@@ -61,15 +61,15 @@ pub(super) struct Executed {
 }
 
 pub(super) async fn exec(
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     placement: Arc<Placement>,
     data: Data,
-) -> Result<Executed, BoxError> {
-    let (mut spec, id) = host.spec(&placement, &data).await?;
+) -> Result<ExecResult, BoxError> {
+    let (mut spec, id) = installation.spec(&placement, &data).await?;
     if spec
         .cmd
         .as_deref()
-        .is_none_or(|cmd| stripped(cmd).is_empty())
+        .is_none_or(|cmd| python_strip(cmd).is_empty())
     {
         return Err(Invalid::new("cmd", "must not be empty").into());
     }
@@ -77,9 +77,9 @@ pub(super) async fn exec(
     if spec
         .cmd
         .as_ref()
-        .is_some_and(|cmd| cmd.len() > LONGEST_ARGUMENT)
+        .is_some_and(|cmd| cmd.len() > MAX_ARGUMENT_BYTES)
     {
-        host.put_into_file(&mut spec, &id).await?;
+        installation.pass_by_file(&mut spec, &id).await?;
     }
     // LangBot's own backends run commands in a login shell.
     let cmd = spec.cmd.take().unwrap_or_default();
@@ -89,9 +89,9 @@ pub(super) async fn exec(
         ..BoxExecParams::new(spec)
     };
     let outcome = {
-        let (runtime, caller) = (host.making(), host.caller());
+        let (runtime, caller) = (installation.runtime_for_create(), installation.caller());
         // The lease also ends the command with its placement after the connection has closed.
-        let lease = host.enter(&placement).await?;
+        let lease = installation.enter(&placement).await?;
         let run = async move {
             tokio::select! {
                 biased;
@@ -99,31 +99,31 @@ pub(super) async fn exec(
                 () = lease.stale() => Err(stale()),
             }
         };
-        UnlessCancelled::new(data.cancellation, run).await
+        DetachUnlessCancelled::new(data.cancellation, run).await
     };
     let result = match outcome {
         Ok(result) => result,
-        Err(error) => return host.told(Err(error), &id).await,
+        Err(error) => return installation.in_langbot_terms(Err(error), &id).await,
     };
-    trail::finished(&host.owner.name(), &result);
+    audit::finished(&installation.owner.name(), &result);
     if result.status == ExecutionStatus::TimedOut {
-        host.processes.forget_session(&id);
+        installation.processes.forget_session(&id);
     }
-    let mut executed = Executed::new(result, timeout_sec);
+    let mut executed = ExecResult::new(result, timeout_sec);
     executed.session_id = placement.logical(id.as_str()).to_owned();
     if network == Some(Network::On)
-        && let Ok(info) = host.runtime.get(&host.caller(), &id).await
+        && let Ok(info) = installation.runtime.get(&installation.caller(), &id).await
     {
-        executed.backend_name = named(&executed.backend_name, &info.degraded);
+        executed.backend_name = backend_label(&executed.backend_name, &info.degraded);
     }
     Ok(executed)
 }
 
-impl Executed {
+impl ExecResult {
     fn new(result: BoxExecutionResult, timeout_sec: u64) -> Self {
         let timed_out = result.status == ExecutionStatus::TimedOut;
-        let stdout = told(&result.stdout, result.stdout_dropped);
-        let mut stderr = told(&result.stderr, result.stderr_dropped);
+        let stdout = format_output(&result.stdout, result.stdout_dropped);
+        let mut stderr = format_output(&result.stderr, result.stderr_dropped);
         if timed_out && stderr.is_empty() {
             stderr = timeout_notice(timeout_sec);
         }
@@ -140,40 +140,41 @@ impl Executed {
 }
 
 /// Formats output as LangBot's backends do: trimmed, with a notice of truncation.
-fn told(output: &str, dropped: u64) -> String {
-    let mut text = stripped(output).to_owned();
+fn format_output(output: &str, dropped: u64) -> String {
+    let mut text = python_strip(output).to_owned();
     if dropped > 0 {
-        let notice =
-            format!("\n... [raw output clipped at {KEPT} bytes, {dropped} bytes discarded]");
+        let notice = format!(
+            "\n... [raw output clipped at {MAX_OUTPUT_BYTES} bytes, {dropped} bytes discarded]"
+        );
         text.push_str(&notice);
     }
     text
 }
 
 /// Strips the characters that Python treats as whitespace from both ends.
-fn stripped(text: &str) -> &str {
+fn python_strip(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || matches!(c, '\x1c'..='\x1f'))
 }
 
-impl Host {
+impl Installation {
     /// Writes an overlong command to a file in its box, and runs the file instead.
-    async fn put_into_file(&self, spec: &mut SpecDraft, id: &BoxId) -> Result<(), BoxError> {
+    async fn pass_by_file(&self, spec: &mut SpecDraft, id: &BoxId) -> Result<(), BoxError> {
         let cmd = spec.cmd.take().unwrap_or_default();
-        let made = BoxCreateParams {
+        let created = BoxCreateParams {
             spec: spec.clone(),
             if_exists: IfExists::Reuse,
         };
         let caller = self.caller();
-        let made = self.making().create(&caller, made).await;
-        self.told(made, id).await?;
+        let created = self.runtime_for_create().create(&caller, created).await;
+        self.in_langbot_terms(created, id).await?;
         let path = format!("/tmp/.box-exec-{}", CommandId::fresh());
-        for piece in cmd.as_bytes().chunks(PIECE) {
+        for chunk in cmd.as_bytes().chunks(WRITE_BYTES) {
             let written = FileWriteParams {
                 box_id: id.clone(),
                 user: None,
                 expand: false,
                 path: path.clone(),
-                data: piece.to_vec().into(),
+                data: chunk.to_vec().into(),
                 append: true,
                 parents: false,
                 mode: None,
@@ -200,15 +201,15 @@ impl Host {
         self.refuse_if_closing()?;
         let members: Map<String, Value> =
             serde_json::from_str(data.get()).map_err(Invalid::from)?;
-        let is_stray = |name: &&String| !MEMBERS.split(' ').any(|member| member == *name);
-        let stray = members.keys().find(is_stray).cloned();
+        let is_unknown = |name: &&String| !MEMBERS.split(' ').any(|member| member == *name);
+        let unknown = members.keys().find(is_unknown).cloned();
         let mut draft = draft_with_session_id(members)?;
         check_artifacts(draft.extra_mounts.as_deref().unwrap_or_default())?;
-        if let Some(stray) = stray {
-            return Err(Invalid::new(stray, "is not a member of LangBot's spec").into());
+        if let Some(unknown) = unknown {
+            return Err(Invalid::new(unknown, "not a member of LangBot's spec").into());
         }
-        let named = draft.box_id.as_deref().map(stripped);
-        if named.is_none_or(str::is_empty) {
+        let name = draft.box_id.as_deref().map(python_strip);
+        if name.is_none_or(str::is_empty) {
             return Err(Invalid::new("session_id", "must not be empty").into());
         }
         draft.image.get_or_insert_with(|| IMAGE.to_owned());
@@ -229,8 +230,8 @@ impl Host {
         if let Some(service) = &self.policy {
             draft = service.decide_spec(draft, &self.owner).await?;
         } else {
-            self.open_mounts(&mut draft).await?;
-            trail::allowed(&self.owner.name(), &draft);
+            self.resolve_mounts(&mut draft).await?;
+            audit::allowed(&self.owner.name(), &draft);
         }
         draft.world = Some(WORLD);
         draft.guest = Some(Guest {
@@ -259,27 +260,34 @@ mod tests {
 
     #[test]
     fn output_is_trimmed_as_python_does() {
-        let told = Executed::new(result(Exit::returned(0), "\x1c\u{a0} a b \x1f\n", "\n"), 30);
-        assert_eq!((told.stdout.as_str(), told.stderr.as_str()), ("a b", ""));
+        let executed =
+            ExecResult::new(result(Exit::returned(0), "\x1c\u{a0} a b \x1f\n", "\n"), 30);
+        assert_eq!(
+            (executed.stdout.as_str(), executed.stderr.as_str()),
+            ("a b", "")
+        );
     }
 
     #[test]
-    fn what_is_cut_off_is_told() {
+    fn truncated_output_has_a_notice() {
         let mut cut = result(Exit::returned(0), "abc \n", "");
         cut.stdout_dropped = 12;
-        let told = Executed::new(cut, 30);
+        let executed = ExecResult::new(cut, 30);
         assert_eq!(
-            told.stdout,
+            executed.stdout,
             "abc\n... [raw output clipped at 1048576 bytes, 12 bytes discarded]"
         );
     }
 
     #[test]
-    fn a_timeout_says_so_where_nothing_else_is_said() {
+    fn a_timeout_without_stderr_has_a_notice() {
         let exit = Exit::by_signal(9, ExitWhy::Timeout);
-        let told = Executed::new(result(exit, "so far\n", " \n"), 3);
-        assert_eq!(told.stderr, "Command timed out after 3 seconds.");
-        assert_eq!((told.exit_code, told.stdout.as_str()), (None, "so far"));
-        assert_eq!(Executed::new(result(exit, "", "why"), 3).stderr, "why");
+        let executed = ExecResult::new(result(exit, "so far\n", " \n"), 3);
+        assert_eq!(executed.stderr, "Command timed out after 3 seconds.");
+        assert_eq!(
+            (executed.exit_code, executed.stdout.as_str()),
+            (None, "so far")
+        );
+        assert_eq!(ExecResult::new(result(exit, "", "why"), 3).stderr, "why");
     }
 }

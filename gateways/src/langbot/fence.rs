@@ -39,19 +39,19 @@ impl Fence {
 
     /// Records a placement, which becomes the newest unless a newer one is known.
     ///
-    /// For an unknown workspace, `floor` is the newest generation that has boxes. `most` limits the number of
+    /// For an unknown workspace, `floor` is the newest generation that has boxes. `limit` limits the number of
     /// workspaces.
     pub(super) fn observe(
         &self,
         placement: &Placement,
         floor: u64,
-        most: usize,
+        limit: usize,
     ) -> Result<Lease, BoxError> {
         let workspace = {
             let mut all = self.lock();
             match all.get(&placement.workspace) {
                 Some(workspace) => Arc::clone(workspace),
-                None if all.len() >= most => {
+                None if all.len() >= limit => {
                     return Err(permission(
                         "Box generation fence capacity reached; refusing an unbounded Workspace allocation",
                     ));
@@ -70,9 +70,9 @@ impl Fence {
         let mut accepted = true;
         workspace.newest.send_if_modified(|newest| {
             accepted = placement.generation >= *newest;
-            let rises = placement.generation > *newest;
+            let is_newer = placement.generation > *newest;
             *newest = placement.generation.max(*newest);
-            rises
+            is_newer
         });
         if !accepted {
             return Err(stale());
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn boxes_that_are_there_set_the_floor() {
+    async fn existing_boxes_set_the_minimum_generation() {
         let fence = Fence::default();
         assert!(!fence.knows("w"));
         assert!(fence.observe(&at(2), 5, 10).is_err());
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clearing_is_done_once() {
+    async fn older_placements_are_cleared_once() {
         let fence = Fence::default();
         let lease = fence.observe(&at(1), 0, 1).unwrap();
         let times = AtomicU64::new(0);

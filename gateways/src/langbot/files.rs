@@ -1,6 +1,6 @@
 //! LangBot's file transfer: small requests before the call that needs the file.
 //!
-//! No action of this gateway needs a file. The gateway checks and counts the pieces as LangBot's own runtime does, and
+//! No action of this gateway needs a file. The gateway checks and counts the chunks as LangBot's own runtime does, and
 //! does not keep them.
 
 use std::collections::HashMap;
@@ -13,15 +13,15 @@ use serde_json::{Map, Value};
 use super::errors::{of_class, value_error};
 
 /// The maximum number of files per connection.
-const OPEN_FILES: usize = 128;
-/// The maximum length of a piece.
-const PIECE_BYTES: usize = 16 * 1024;
+const MAX_FILES: usize = 128;
+/// The maximum length of a chunk.
+const CHUNK_BYTES: usize = 16 * 1024;
 /// The maximum length of a key.
 const KEY_BYTES: usize = 255;
 
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    open: HashMap<String, File>,
+    files: HashMap<String, File>,
     bytes: usize,
 }
 
@@ -32,15 +32,15 @@ struct File {
     amount: u64,
 }
 
-struct Piece {
+struct FileChunk {
     key: String,
     bytes: usize,
     index: u64,
     amount: u64,
 }
 
-impl Piece {
-    /// Parses a piece; errors have the order and the texts of LangBot's own server.
+impl FileChunk {
+    /// Parses a chunk; errors have the order and the texts of LangBot's own server.
     fn read(text: &str) -> Result<Self, RpcError> {
         let members: Map<String, Value> = serde_json::from_str(text)
             .map_err(|error| RpcError::fault(Fault::InvalidMessage, error.to_string()))?;
@@ -55,8 +55,8 @@ impl Piece {
             member("chunk_amount")?,
         );
         let too_large = || value_error("File transfer chunk exceeds the protocol limit");
-        let longest = PIECE_BYTES.div_ceil(3) * 4;
-        let data = data.as_str().filter(|text| text.len() <= longest);
+        let max_encoded = CHUNK_BYTES.div_ceil(3) * 4;
+        let data = data.as_str().filter(|text| text.len() <= max_encoded);
         let data = data.ok_or_else(too_large)?;
         let position = index.as_u64().zip(amount.as_u64());
         let (index, amount) = position
@@ -65,7 +65,7 @@ impl Piece {
         let data = STANDARD
             .decode(data)
             .map_err(|_| value_error("chunk_base64 is not base64"))?;
-        if data.len() > PIECE_BYTES {
+        if data.len() > CHUNK_BYTES {
             return Err(too_large());
         }
         let key = member("file_key")?.as_str().filter(|key| is_key(key));
@@ -80,51 +80,51 @@ impl Piece {
 }
 
 impl Files {
-    /// Adds a piece.
+    /// Adds a chunk.
     ///
-    /// Pieces arrive in order from 0, as many as the first one announced. All files together have at most `most` bytes.
-    pub(super) fn add(&mut self, piece: &str, most: usize) -> Result<(), RpcError> {
-        let piece = Piece::read(piece)?;
-        let known = self.open.get(&piece.key);
-        if piece.index == 0 {
+    /// Chunks arrive in order from 0, as many as the first one announced. All files together have at most `limit` bytes.
+    pub(super) fn add(&mut self, chunk: &str, limit: usize) -> Result<(), RpcError> {
+        let chunk = FileChunk::read(chunk)?;
+        let known = self.files.get(&chunk.key);
+        if chunk.index == 0 {
             if known.is_some() {
-                return Err(out_of_order());
+                return Err(invalid_position());
             }
-            if self.open.len() >= OPEN_FILES {
+            if self.files.len() >= MAX_FILES {
                 let message = "Active file transfer capacity reached";
                 return Err(of_class("ValueError", Code::Capacity, message));
             }
             let file = File {
                 bytes: 0,
                 next: 0,
-                amount: piece.amount,
+                amount: chunk.amount,
             };
-            self.open.insert(piece.key.clone(), file);
+            self.files.insert(chunk.key.clone(), file);
         }
-        if self.bytes + piece.bytes > most {
-            self.forget(&piece.key);
+        if self.bytes + chunk.bytes > limit {
+            self.forget(&chunk.key);
             let message = "File transfer exceeds the configured size limit";
             return Err(of_class("ValueError", Code::TooLarge, message));
         }
-        let fits = |file: &&mut File| file.next == piece.index && file.amount == piece.amount;
-        let Some(file) = self.open.get_mut(&piece.key).filter(fits) else {
-            self.forget(&piece.key);
-            return Err(out_of_order());
+        let fits = |file: &&mut File| file.next == chunk.index && file.amount == chunk.amount;
+        let Some(file) = self.files.get_mut(&chunk.key).filter(fits) else {
+            self.forget(&chunk.key);
+            return Err(invalid_position());
         };
-        self.bytes += piece.bytes;
-        file.bytes += piece.bytes;
+        self.bytes += chunk.bytes;
+        file.bytes += chunk.bytes;
         file.next += 1;
         Ok(())
     }
 
     fn forget(&mut self, key: &str) {
-        if let Some(file) = self.open.remove(key) {
+        if let Some(file) = self.files.remove(key) {
             self.bytes -= file.bytes;
         }
     }
 }
 
-fn out_of_order() -> RpcError {
+fn invalid_position() -> RpcError {
     value_error("Invalid file transfer capability")
 }
 
@@ -146,9 +146,9 @@ fn is_key(key: &str) -> bool {
 mod tests {
     use super::*;
 
-    const MOST: usize = 1 << 20;
+    const LIMIT: usize = 1 << 20;
 
-    fn piece(key: &str, index: u64, amount: u64, data: &[u8]) -> String {
+    fn chunk(key: &str, index: u64, amount: u64, data: &[u8]) -> String {
         serde_json::json!({
             "file_key": key, "file_length": 0, "chunk_base64": STANDARD.encode(data),
             "chunk_index": index, "chunk_amount": amount, "chunk_size": data.len(),
@@ -161,32 +161,32 @@ mod tests {
     }
 
     #[test]
-    fn pieces_in_order_make_a_file_that_cannot_be_begun_again() {
+    fn chunks_in_order_form_a_file_that_cannot_restart() {
         let mut files = Files::default();
-        files.add(&piece(&key(), 0, 2, b"hello "), MOST).unwrap();
-        files.add(&piece(&key(), 1, 2, b"world"), MOST).unwrap();
+        files.add(&chunk(&key(), 0, 2, b"hello "), LIMIT).unwrap();
+        files.add(&chunk(&key(), 1, 2, b"world"), LIMIT).unwrap();
         assert_eq!(files.bytes, 11);
-        assert!(files.add(&piece(&key(), 0, 2, b"hello "), MOST).is_err());
+        assert!(files.add(&chunk(&key(), 0, 2, b"hello "), LIMIT).is_err());
         assert_eq!(files.bytes, 11);
     }
 
     #[test]
-    fn a_piece_out_of_order_ends_the_transfer() {
+    fn a_chunk_out_of_order_ends_the_transfer() {
         let mut files = Files::default();
-        files.add(&piece(&key(), 0, 3, b"a"), MOST).unwrap();
+        files.add(&chunk(&key(), 0, 3, b"a"), LIMIT).unwrap();
         assert_eq!(
             files
-                .add(&piece(&key(), 2, 3, b"c"), MOST)
+                .add(&chunk(&key(), 2, 3, b"c"), LIMIT)
                 .unwrap_err()
                 .code(),
             Code::Validation
         );
-        assert!(files.add(&piece(&key(), 1, 3, b"b"), MOST).is_err());
+        assert!(files.add(&chunk(&key(), 1, 3, b"b"), LIMIT).is_err());
         assert_eq!(files.bytes, 0);
     }
 
     #[test]
-    fn keys_that_could_be_paths_are_refused() {
+    fn file_keys_that_are_paths_are_refused() {
         let mut files = Files::default();
         for bad in [
             "../x",
@@ -198,7 +198,7 @@ mod tests {
             &"a".repeat(256),
         ] {
             assert_eq!(
-                files.add(&piece(bad, 0, 1, b""), MOST).unwrap_err().code(),
+                files.add(&chunk(bad, 0, 1, b""), LIMIT).unwrap_err().code(),
                 Code::Validation,
                 "{bad}"
             );
@@ -208,23 +208,23 @@ mod tests {
     #[test]
     fn bytes_and_files_are_bounded() {
         let mut files = Files::default();
-        for number in 0..OPEN_FILES {
+        for number in 0..MAX_FILES {
             files
-                .add(&piece(&format!("ft1_{number:064x}"), 0, 2, b"x"), MOST)
+                .add(&chunk(&format!("ft1_{number:064x}"), 0, 2, b"x"), LIMIT)
                 .unwrap();
         }
         assert_eq!(
             files
-                .add(&piece(&key(), 0, 1, b"x"), MOST)
+                .add(&chunk(&key(), 0, 1, b"x"), LIMIT)
                 .unwrap_err()
                 .code(),
             Code::Capacity
         );
         let mut files = Files::default();
-        let full = vec![0; PIECE_BYTES];
-        let amount = (MOST / PIECE_BYTES + 1) as u64;
+        let full = vec![0; CHUNK_BYTES];
+        let amount = (LIMIT / CHUNK_BYTES + 1) as u64;
         let refused = (0..amount)
-            .find_map(|index| files.add(&piece(&key(), index, amount, &full), MOST).err());
+            .find_map(|index| files.add(&chunk(&key(), index, amount, &full), LIMIT).err());
         assert_eq!(refused.unwrap().code(), Code::TooLarge);
         assert_eq!(files.bytes, 0);
     }

@@ -5,18 +5,21 @@
 //! subject to the operator's policy.
 //!
 //! # Reading order
-//! 1. This file: [`LangBot`], all installations behind one server, and [`Host`], one of them.
-//! 2. `codec`: encodes and decodes the frames. `stdio` and `pieces`: split long frames into lines for pipes.
+//! 1. This file: [`LangBot`], all installations behind one server, and [`Installation`], one of them.
+//! 2. `codec`: encodes and decodes the frames. `chunked` and `chunks`: split long frames into lines for pipes.
 //! 3. `actions`: the table of actions and their requirements. `controls`: requests about other requests. `files`:
 //!    requests that carry a file. `context`: the caller's workspace and its box names. `fence`: serves only the newest
 //!    placement of a workspace.
 //! 4. `exec`, `sessions`, `processes`, `storage`: the actions. `mounts`: which host paths they may name.
 //! 5. `relay`: a managed process on a websocket, framed by line.
 //! 6. `config`: the configuration from `box_init`. `admission`, `readiness`: installations that require grants.
-//! 7. `view`: boxes as LangBot reads them. `errors`: error texts. `trail`: the audit log.
+//! 7. `view`: boxes as LangBot reads them. `errors`: error texts. `audit`: the audit log.
 
 mod actions;
 mod admission;
+mod audit;
+mod chunked;
+mod chunks;
 mod codec;
 mod config;
 mod context;
@@ -26,14 +29,11 @@ mod exec;
 mod fence;
 mod files;
 mod mounts;
-mod pieces;
 mod processes;
 mod readiness;
 mod relay;
 mod sessions;
-mod stdio;
 mod storage;
-mod trail;
 mod view;
 
 use std::collections::HashMap;
@@ -51,17 +51,17 @@ use subtle::ConstantTimeEq as _;
 use self::admission::Admission;
 use self::config::Config;
 use self::fence::Fence;
-use self::mounts::Places;
+use self::mounts::MountPolicy;
 use self::processes::Processes;
 use self::readiness::Readiness;
 
+pub use self::chunked::ChunkedConnection;
 pub use self::codec::Frames;
 pub use self::context::{Placement, is_instance};
 pub use self::relay::{Relay, RelayRefused};
-pub use self::stdio::InPieces;
 
 /// Codecs of an endpoint for all clients: JSON-RPC and LangBot's frames.
-pub const BOTH: &[&dyn Codec] = &[&JsonRpc, &Frames];
+pub const ALL_CODECS: &[&dyn Codec] = &[&JsonRpc, &Frames];
 
 /// The environment variable with the secret that LangBot and its runtime share.
 pub const TOKEN_VARIABLE: &str = "LANGBOT_BOX_CONTROL_TOKEN";
@@ -94,11 +94,11 @@ pub struct Settings {
     /// The caller that is LangBot itself, identified by its token or its pipes.
     ///
     /// The gateway accepts host paths and limits from this caller. All other callers are subject to the policy.
-    pub decides: Option<Caller>,
+    pub trusted_caller: Option<Caller>,
     /// Host directories that the operator allows to be mounted.
     ///
     /// LangBot itself may mount them even where a path is blocked by default; other callers may mount nothing else.
-    pub opened_roots: Vec<PathBuf>,
+    pub allowed_roots: Vec<PathBuf>,
     /// Resolved paths of the server's private files, which no box may mount.
     pub private: Vec<PathBuf>,
     /// Whether grants may be enforced without disk quotas.
@@ -111,7 +111,7 @@ pub struct LangBot {
     runtime: BoxRuntime,
     service: BoxService,
     settings: Settings,
-    hosts: Mutex<HashMap<Caller, Arc<Host>>>,
+    installations: Mutex<HashMap<Caller, Arc<Installation>>>,
 }
 
 impl LangBot {
@@ -123,17 +123,17 @@ impl LangBot {
     ) -> Result<Self, BoxError> {
         // Reject an invalid configuration at startup, not at the first connection.
         let config = Config::default().merged(settings.config.clone())?;
-        let places = Places {
-            opened: settings.opened_roots.clone(),
-            others: true,
+        let mount_policy = MountPolicy {
+            allowed: settings.allowed_roots.clone(),
+            allow_unlisted: true,
             private: settings.private.clone(),
         };
-        config.make_workspace(&places)?;
+        config.make_workspace(&mount_policy)?;
         Ok(Self {
             runtime,
             service,
             settings,
-            hosts: Mutex::default(),
+            installations: Mutex::default(),
         })
     }
 
@@ -141,56 +141,58 @@ impl LangBot {
     ///
     /// The first instance that connects belongs to the caller until the server exits, unless the operator has named
     /// one.
-    pub fn host(&self, caller: &Caller, instance: &str) -> Option<Arc<Host>> {
+    pub fn installation(&self, caller: &Caller, instance: &str) -> Option<Arc<Installation>> {
         if !is_instance(instance) {
             return None;
         }
-        let mut hosts = self.hosts();
-        if let Some(host) = hosts.get(caller) {
-            return same(&host.instance, instance).then(|| Arc::clone(host));
+        let mut installations = self.installations();
+        if let Some(installation) = installations.get(caller) {
+            return is_same(&installation.instance, instance).then(|| Arc::clone(installation));
         }
-        if let Some(named) = &self.settings.instance
-            && !same(named, instance)
+        if let Some(expected) = &self.settings.instance
+            && !is_same(expected, instance)
         {
             return None;
         }
-        let host = Host::new(self, caller.clone(), instance);
-        let host = Arc::new(host);
-        hosts.insert(caller.clone(), Arc::clone(&host));
-        drop(hosts);
-        host.look_for_processes();
-        admission::end_with_their_grants(Arc::downgrade(&host));
-        Some(host)
+        let installation = Installation::new(self, caller.clone(), instance);
+        let installation = Arc::new(installation);
+        installations.insert(caller.clone(), Arc::clone(&installation));
+        drop(installations);
+        installation.register_existing_processes();
+        admission::end_with_expired_grants(Arc::downgrade(&installation));
+        Some(installation)
     }
 
     /// Returns the installation of a caller that has connected before.
-    pub fn known_host(&self, caller: &Caller, instance: &str) -> Option<Arc<Host>> {
-        let host = self.hosts().get(caller).cloned()?;
-        same(&host.instance, instance).then_some(host)
+    pub fn known_installation(&self, caller: &Caller, instance: &str) -> Option<Arc<Installation>> {
+        let installation = self.installations().get(caller).cloned()?;
+        is_same(&installation.instance, instance).then_some(installation)
     }
 
     /// Returns every installation that has connected.
-    pub fn all(&self) -> Vec<Arc<Host>> {
-        self.hosts().values().cloned().collect()
+    pub fn all(&self) -> Vec<Arc<Installation>> {
+        self.installations().values().cloned().collect()
     }
 
-    fn hosts(&self) -> MutexGuard<'_, HashMap<Caller, Arc<Host>>> {
-        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn installations(&self) -> MutexGuard<'_, HashMap<Caller, Arc<Installation>>> {
+        self.installations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn same(one: &str, other: &str) -> bool {
+fn is_same(one: &str, other: &str) -> bool {
     one.as_bytes().ct_eq(other.as_bytes()).into()
 }
 
 /// One LangBot installation: its configuration, its workspaces and its boxes.
 #[derive(Debug)]
-pub struct Host {
+pub struct Installation {
     runtime: BoxRuntime,
     /// The owner of its boxes.
     owner: Caller,
     instance: String,
-    places: Places,
+    mount_policy: MountPolicy,
     /// The policy for its boxes; `None` if the installation applies its own.
     policy: Option<BoxService>,
     config: RwLock<Arc<Config>>,
@@ -202,10 +204,10 @@ pub struct Host {
     closing: AtomicUsize,
 }
 
-impl Host {
+impl Installation {
     fn new(langbot: &LangBot, owner: Caller, instance: &str) -> Self {
         let settings = &langbot.settings;
-        let decides = settings.decides.as_ref() == Some(&owner);
+        let is_trusted = settings.trusted_caller.as_ref() == Some(&owner);
         let config = Config::default().merged(settings.config.clone());
         let config = config.unwrap_or_default();
         let admission = Admission::new();
@@ -214,12 +216,12 @@ impl Host {
             runtime: langbot.runtime.clone(),
             owner,
             instance: instance.to_owned(),
-            places: Places {
-                opened: settings.opened_roots.clone(),
-                others: decides,
+            mount_policy: MountPolicy {
+                allowed: settings.allowed_roots.clone(),
+                allow_unlisted: is_trusted,
                 private: settings.private.clone(),
             },
-            policy: (!decides).then(|| langbot.service.clone()),
+            policy: (!is_trusted).then(|| langbot.service.clone()),
             config: RwLock::new(Arc::new(config)),
             fence: Fence::default(),
             admission,
@@ -246,9 +248,9 @@ impl Host {
     }
 
     /// The runtime for calls that may create a box, with LangBot's limit applied.
-    fn making(&self) -> BoxRuntime {
-        let most = self.config().limits.max_sessions;
-        self.runtime.with_max_boxes(most)
+    fn runtime_for_create(&self) -> BoxRuntime {
+        let limit = self.config().limits.max_sessions;
+        self.runtime.with_max_boxes(limit)
     }
 
     fn is_closing(&self) -> bool {

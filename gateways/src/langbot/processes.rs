@@ -25,8 +25,8 @@ pub(super) use self::model::DEFAULT_PROCESS_ID;
 use self::model::{BoxManagedProcessInfo, BoxManagedProcessSpec};
 pub(super) use self::registry::{Attachment, Processes};
 use self::registry::{Key, Process};
-use super::Host;
-use super::actions::{Data, as_text, members, required, to_its_end};
+use super::Installation;
+use super::actions::{Data, as_text, members, required, run_to_completion};
 use super::context::Placement;
 use super::errors::{admission, key_error, no_process};
 
@@ -45,8 +45,8 @@ fn watch(
     process: Arc<Process>,
 ) {
     tokio::spawn(async move {
-        let (chunks, _none) = mpsc::channel(1);
-        let until_its_end = CommandAttachParams {
+        let (sender, _none) = mpsc::channel(1);
+        let until_exit = CommandAttachParams {
             box_id: key.0.clone(),
             command_id: key.1.clone(),
             from: ReadFrom::default(),
@@ -55,7 +55,7 @@ fn watch(
             exclusive: None,
             pty: None,
         };
-        match runtime.attach_command(&caller, until_its_end, chunks).await {
+        match runtime.attach_command(&caller, until_exit, sender).await {
             Ok(_) => process.ended(),
             // The box is deleted, and its processes with it.
             Err(_) => processes.forget(&key, &process),
@@ -64,16 +64,16 @@ fn watch(
 }
 
 pub(super) async fn start(
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     placement: Arc<Placement>,
     data: Data,
 ) -> Result<Value, BoxError> {
     let members = members(&data)?;
-    let id = host.physical(&placement, &required(&members, "session_id")?)?;
+    let id = installation.physical(&placement, &required(&members, "session_id")?)?;
     let spec = members.get("spec").ok_or_else(|| key_error("spec"))?;
     let spec: BoxManagedProcessSpec =
         serde_json::from_value(spec.clone()).map_err(Invalid::from)?;
-    if let Some(grant) = host.require_grant(&placement).await?
+    if let Some(grant) = installation.require_grant(&placement).await?
         && grant.max_managed_processes == 0
     {
         return Err(admission(
@@ -81,76 +81,86 @@ pub(super) async fn start(
         ));
     }
     let info = {
-        let host = Arc::clone(&host);
-        to_its_end(async move { host.start_process(id, spec).await })
+        let installation = Arc::clone(&installation);
+        run_to_completion(async move { installation.start_process(id, spec).await })
     };
     let info = info.await?;
-    Ok(told(&host, &placement, &info, String::new()))
+    Ok(process_view(
+        &installation,
+        &placement,
+        &info,
+        String::new(),
+    ))
 }
 
 pub(super) async fn get(
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     placement: Arc<Placement>,
     data: Data,
 ) -> Result<Value, BoxError> {
-    let (key, info) = found(&host, &placement, &data).await?;
-    let preview = host.preview(&key, &info).await;
-    Ok(told(&host, &placement, &info, preview))
+    let (key, info) = find_process(&installation, &placement, &data).await?;
+    let preview = installation.preview(&key, &info).await;
+    Ok(process_view(&installation, &placement, &info, preview))
 }
 
 pub(super) async fn stop(
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     placement: Arc<Placement>,
     data: Data,
 ) -> Result<Value, BoxError> {
-    let (key, info) = found(&host, &placement, &data).await?;
+    let (key, info) = find_process(&installation, &placement, &data).await?;
     let stopped = json!({"stopped": info.command_id});
-    to_its_end(async move { host.stop_process(key).await }).await?;
+    run_to_completion(async move { installation.stop_process(key).await }).await?;
     Ok(stopped)
 }
 
 /// Returns every process of a box, by its id.
 pub(super) async fn all(
-    host: &Arc<Host>,
+    installation: &Arc<Installation>,
     placement: &Placement,
     session: &BoxId,
 ) -> Result<Map<String, Value>, BoxError> {
-    let mut told_of = Map::new();
-    for info in host.processes_in(session).await? {
+    let mut processes_by_id = Map::new();
+    for info in installation.processes_in(session).await? {
         let key = (session.clone(), info.command_id.clone());
-        let preview = host.preview(&key, &info).await;
-        let view = told(host, placement, &info, preview);
-        told_of.insert(info.command_id.as_str().to_owned(), view);
+        let preview = installation.preview(&key, &info).await;
+        let view = process_view(installation, placement, &info, preview);
+        processes_by_id.insert(info.command_id.as_str().to_owned(), view);
     }
-    Ok(told_of)
+    Ok(processes_by_id)
 }
 
 /// Returns the process that a call names.
-async fn found(
-    host: &Host,
+async fn find_process(
+    installation: &Installation,
     placement: &Placement,
     data: &Data,
 ) -> Result<(Key, CommandInfo), BoxError> {
     let members = members(data)?;
-    let id = host.physical(placement, &required(&members, "session_id")?)?;
+    let id = installation.physical(placement, &required(&members, "session_id")?)?;
     let process = members
         .get("process_id")
         .map_or_else(|| DEFAULT_PROCESS_ID.to_owned(), as_text);
-    host.session(&id).await?;
-    let info = host.process(&id, &process).await?;
+    installation.session(&id).await?;
+    let info = installation.process(&id, &process).await?;
     Ok(((id, info.command_id.clone()), info))
 }
 
-fn told(host: &Host, placement: &Placement, info: &CommandInfo, preview: String) -> Value {
+fn process_view(
+    installation: &Installation,
+    placement: &Placement,
+    info: &CommandInfo,
+    preview: String,
+) -> Value {
     let mut view = BoxManagedProcessInfo::from_command(info, preview);
-    let known = host.processes.find(&info.box_id, &info.command_id);
+    let known = installation.processes.find(&info.box_id, &info.command_id);
     view.attached = known.is_some_and(|process| process.is_attached());
     let mut view = json!(view);
     view["session_id"] = placement.logical(info.box_id.as_str()).into();
     view
 }
 
-impl Host {
+impl Installation {
     async fn start_process(
         &self,
         id: BoxId,
@@ -164,7 +174,7 @@ impl Host {
             .begin(key.clone(), config.limits.max_managed_processes)?;
         for old in self
             .processes
-            .too_old(config.limits.max_completed_processes)
+            .oldest_ended(config.limits.max_completed_processes)
         {
             let _ = self.stop_process(old).await;
         }
@@ -184,7 +194,7 @@ impl Host {
             }
             Err(error) => {
                 self.processes.forget(&key, &process);
-                self.told(Err(error), &id).await
+                self.in_langbot_terms(Err(error), &id).await
             }
         }
     }
@@ -193,18 +203,20 @@ impl Host {
         &self,
         id: &BoxId,
         spec: &BoxManagedProcessSpec,
-        kept_sec: usize,
+        retention_sec: usize,
     ) -> Result<CommandInfo, BoxError> {
         let caller = self.caller();
         if spec.cwd != DEFAULT_MOUNT_PATH {
             // LangBot's backends do the same; if this fails, the start reports the error.
             let _ = self
                 .runtime
-                .forward::<FileMkdir>(&caller, &directory(id, &spec.cwd))
+                .forward::<FileMkdir>(&caller, &mkdir_params(id, &spec.cwd))
                 .await;
         }
         let params = CommandStartParams {
-            retain_ms: i64::try_from(kept_sec).ok().map(|seconds| seconds * 1000),
+            retain_ms: i64::try_from(retention_sec)
+                .ok()
+                .map(|seconds| seconds * 1000),
             ..spec.start(id.clone())?
         };
         Ok(self
@@ -217,7 +229,7 @@ impl Host {
     async fn stop_process(&self, key: Key) -> Result<(), BoxError> {
         let caller = self.caller();
         let (box_id, command_id) = key.clone();
-        let no_more = CommandInputParams {
+        let close_input = CommandInputParams {
             box_id: box_id.clone(),
             command_id: command_id.clone(),
             size: None,
@@ -225,7 +237,7 @@ impl Host {
             close: true,
         };
         // The process may have ended or closed its input.
-        let _ = self.runtime.input_command(&caller, no_more).await;
+        let _ = self.runtime.input_command(&caller, close_input).await;
         let kill = CommandKillParams {
             box_id,
             command_id,
@@ -272,7 +284,7 @@ impl Host {
             running: None,
         };
         let listed = self.runtime.list_commands(&self.caller(), params).await;
-        Ok(self.told(listed, session).await?.items)
+        Ok(self.in_langbot_terms(listed, session).await?.items)
     }
 
     /// Returns the last whole lines of standard error that fit the preview.
@@ -286,7 +298,7 @@ impl Host {
             stdout: info.size.stdout,
             stderr: from.max(info.kept_from.stderr),
         };
-        let (chunks, mut pieces) = mpsc::channel(4);
+        let (sender, mut chunks) = mpsc::channel(4);
         let params = CommandAttachParams {
             box_id: key.0.clone(),
             command_id: key.1.clone(),
@@ -301,44 +313,55 @@ impl Host {
         };
         let mut bytes = Vec::new();
         let caller = self.caller();
-        let read = self.runtime.attach_command(&caller, params, chunks);
+        let read = self.runtime.attach_command(&caller, params, sender);
         let collect = async {
-            while let Some(chunk) = pieces.recv().await {
-                if let CommandChunk::Bytes(piece) = chunk
-                    && piece.stream == StreamName::Stderr
+            while let Some(chunk) = chunks.recv().await {
+                if let CommandChunk::Bytes(chunk) = chunk
+                    && chunk.stream == StreamName::Stderr
                 {
-                    bytes.extend_from_slice(&piece.data);
+                    bytes.extend_from_slice(&chunk.data);
                 }
             }
         };
         let _ = tokio::join!(read, collect);
-        newest_lines(&String::from_utf8_lossy(&bytes), PREVIEW_CHARS)
+        last_lines(&String::from_utf8_lossy(&bytes), PREVIEW_CHARS)
     }
 
     /// Registers the processes of boxes that are older than this server.
-    pub(super) fn look_for_processes(self: &Arc<Self>) {
-        let host = Arc::clone(self);
-        let look = async move {
-            for session in host.sessions().await.unwrap_or_default() {
-                for info in host.processes_in(&session.box_id).await.unwrap_or_default() {
+    pub(super) fn register_existing_processes(self: &Arc<Self>) {
+        let installation = Arc::clone(self);
+        let register = async move {
+            for session in installation.sessions().await.unwrap_or_default() {
+                for info in installation
+                    .processes_in(&session.box_id)
+                    .await
+                    .unwrap_or_default()
+                {
                     let key = (session.box_id.clone(), info.command_id.clone());
                     let process = Process::new(info.size.stdout);
                     if !matches!(info.state, CommandState::Running | CommandState::Held) {
                         process.ended();
                     }
-                    host.processes.add(key.clone(), &process);
+                    installation.processes.add(key.clone(), &process);
                     if process.is_running() {
-                        let (runtime, caller) = (host.runtime.clone(), host.caller());
-                        watch(Arc::clone(&host.processes), runtime, caller, key, process);
+                        let (runtime, caller) =
+                            (installation.runtime.clone(), installation.caller());
+                        watch(
+                            Arc::clone(&installation.processes),
+                            runtime,
+                            caller,
+                            key,
+                            process,
+                        );
                     }
                 }
             }
         };
-        tokio::spawn(look);
+        tokio::spawn(register);
     }
 }
 
-fn directory(session: &BoxId, path: &str) -> FileMkdirParams {
+fn mkdir_params(session: &BoxId, path: &str) -> FileMkdirParams {
     FileMkdirParams {
         box_id: session.clone(),
         user: None,
@@ -351,12 +374,12 @@ fn directory(session: &BoxId, path: &str) -> FileMkdirParams {
 }
 
 /// Returns the last lines that fit, or the end of the last line if it does not fit.
-fn newest_lines(text: &str, most: usize) -> String {
+fn last_lines(text: &str, limit: usize) -> String {
     let text = text.trim_end();
     let start = text
         .char_indices()
         .rev()
-        .nth(most.saturating_sub(1))
+        .nth(limit.saturating_sub(1))
         .map_or(0, |(at, _)| at);
     let newest = &text[start..];
     if start == 0 || text[..start].ends_with('\n') {
@@ -373,12 +396,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preview_is_made_of_whole_lines() {
-        assert_eq!(newest_lines("one\ntwo\nthree\n", 100), "one\ntwo\nthree");
-        assert_eq!(newest_lines("one\ntwo\nthree", 8), "three");
-        assert_eq!(newest_lines("one\ntwo\nthree", 9), "two\nthree");
-        assert_eq!(newest_lines("0123456789", 4), "6789");
-        assert_eq!(newest_lines("", 4), "");
-        assert_eq!(newest_lines("ääää", 2), "ää");
+    fn a_preview_has_whole_lines() {
+        assert_eq!(last_lines("one\ntwo\nthree\n", 100), "one\ntwo\nthree");
+        assert_eq!(last_lines("one\ntwo\nthree", 8), "three");
+        assert_eq!(last_lines("one\ntwo\nthree", 9), "two\nthree");
+        assert_eq!(last_lines("0123456789", 4), "6789");
+        assert_eq!(last_lines("", 4), "");
+        assert_eq!(last_lines("ääää", 2), "ää");
     }
 }

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::actions::{Connection, Data, members};
 use super::admission::{Policy, managed_root};
 use super::errors::readiness;
-use super::sessions::named;
-use super::{Host, LangBot};
+use super::sessions::backend_label;
+use super::{Installation, LangBot};
 use box_service::blocking;
 
 /// Every guarantee of a grant, in the order of the answer.
@@ -54,34 +54,37 @@ impl Readiness {
     fn recent(&self, policy: &Policy) -> Option<Value> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, found) = last.as_ref()?;
-        let believed = Duration::from_secs(policy.readiness_cache_sec);
-        (at.elapsed() <= believed).then(|| found.clone())
+        let max_age = Duration::from_secs(policy.readiness_cache_sec);
+        (at.elapsed() <= max_age).then(|| found.clone())
     }
 }
 
 pub(super) async fn init(connection: Connection, data: Data) -> Result<Value, BoxError> {
-    let said = members(&data)?;
-    if said.get("backend").and_then(Value::as_str) == Some("host") && !connection.guarded {
+    let sections = members(&data)?;
+    if sections.get("backend").and_then(Value::as_str) == Some("host") && !connection.guarded {
         return Err(BoxError::validation(
             "host backend requires local stdio control or WebSocket control protected by LANGBOT_BOX_CONTROL_TOKEN",
         ));
     }
-    let host = connection.host;
-    let config = Arc::new(host.config().merged(said)?);
-    let (made, places) = (Arc::clone(&config), host.places.clone());
-    blocking(move || made.make_workspace(&places)).await?;
-    host.admission.configure(&config);
-    host.readiness.forget();
-    *host.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+    let installation = connection.installation;
+    let config = Arc::new(installation.config().merged(sections)?);
+    let (new, mount_policy) = (Arc::clone(&config), installation.mount_policy.clone());
+    blocking(move || new.make_workspace(&mount_policy)).await?;
+    installation.admission.configure(&config);
+    installation.readiness.forget();
+    *installation
+        .config
+        .write()
+        .unwrap_or_else(PoisonError::into_inner) = config;
     Ok(json!({"initialized": true}))
 }
 
 pub(super) async fn health(connection: Connection) -> Result<Value, BoxError> {
-    let host = connection.host;
-    let Some(policy) = host.admission.required() else {
-        return Ok(host.backend_info().await);
+    let installation = connection.installation;
+    let Some(policy) = installation.admission.required() else {
+        return Ok(installation.backend_info().await);
     };
-    let found = host.managed_readiness(&policy).await;
+    let found = installation.managed_readiness(&policy).await;
     if found["ready"] == true {
         Ok(found)
     } else {
@@ -90,10 +93,10 @@ pub(super) async fn health(connection: Connection) -> Result<Value, BoxError> {
 }
 
 pub(super) async fn backend_info(connection: Connection) -> Result<Value, BoxError> {
-    Ok(connection.host.backend_info().await)
+    Ok(connection.installation.backend_info().await)
 }
 
-impl Host {
+impl Installation {
     /// Returns the name of the backend and whether it is available.
     pub(super) async fn backend_info(&self) -> Value {
         if let Some(policy) = self.admission.required() {
@@ -101,7 +104,7 @@ impl Host {
             return json!({"name": found["backend"]["name"], "available": found["ready"], "readiness": found});
         }
         let info = self.runtime.health().await;
-        let name = info.name.map(|name| named(&name, &info.degraded));
+        let name = info.name.map(|name| backend_label(&name, &info.degraded));
         json!({"name": name, "available": info.available})
     }
 
@@ -133,10 +136,11 @@ impl Host {
         let config = self.config();
         let workspace = blocking(move || managed_root(&config)).await;
         let fault = self.admission.fault();
-        let has = |what: &str| !info.missing.iter().any(|missing| missing.starts_with(what));
-        let limited = ["cgroup.memory", "cgroup.pids", "cgroup.cpu"]
+        let has_feature =
+            |name: &str| !info.missing.iter().any(|missing| missing.starts_with(name));
+        let has_limits = ["cgroup.memory", "cgroup.pids", "cgroup.cpu"]
             .into_iter()
-            .all(has);
+            .all(has_feature);
         let soft = self.readiness.soft_storage;
         let checks = BTreeMap::from([
             ("configuration", fault.is_none()),
@@ -144,15 +148,24 @@ impl Host {
             ("required_backend", info.available),
             ("workspace_mount", workspace.is_ok()),
             ("backend_available", info.available),
-            ("cgroup_v2", info.available && limited),
-            ("namespace_isolation", info.available && has("namespace")),
-            ("mount_isolation", info.available && has("namespace")),
-            ("network_isolation", info.available && has("namespace")),
+            ("cgroup_v2", info.available && has_limits),
+            (
+                "namespace_isolation",
+                info.available && has_feature("namespace"),
+            ),
+            (
+                "mount_isolation",
+                info.available && has_feature("namespace"),
+            ),
+            (
+                "network_isolation",
+                info.available && has_feature("namespace"),
+            ),
             ("hard_workspace_quota", soft),
             ("hard_read_only_mount_quota", soft || info.available),
             (
                 "bounded_ephemeral_storage",
-                soft || info.available && limited,
+                soft || info.available && has_limits,
             ),
             ("inode_quota", soft),
             ("session_cap", policy.max_sessions <= 1),
@@ -194,8 +207,8 @@ impl LangBot {
     /// Returns the resource counts of LangBot's health answers, over all installations.
     pub async fn resources(&self) -> Value {
         let mut sum = (0, 0, 0);
-        for host in self.all() {
-            let (sessions, running, ended) = host.resources().await;
+        for installation in self.all() {
+            let (sessions, running, ended) = installation.resources().await;
             sum = (sum.0 + sessions, sum.1 + running, sum.2 + ended);
         }
         json!({
@@ -214,17 +227,17 @@ impl LangBot {
     ///
     /// The answer is that of the first installation that is not ready, or else of any one.
     pub async fn grants_readiness(&self) -> Option<Value> {
-        let mut told = None;
-        for host in self.all() {
-            let Some(policy) = host.admission.required() else {
+        let mut readiness = None;
+        for installation in self.all() {
+            let Some(policy) = installation.admission.required() else {
                 continue;
             };
-            let found = host.managed_readiness(&policy).await;
+            let found = installation.managed_readiness(&policy).await;
             if found["ready"] != true {
                 return Some(found);
             }
-            told = Some(found);
+            readiness = Some(found);
         }
-        told
+        readiness
     }
 }

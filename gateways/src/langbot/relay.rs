@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::Host;
+use super::Installation;
 use super::codec::classes::class_of;
 use super::context::Placement;
 use super::errors::{admission, already_attached, no_session, not_running};
@@ -25,16 +25,16 @@ use super::fence::Lease;
 use super::processes::Attachment;
 
 /// The interval between pings to the client.
-const PING: Duration = Duration::from_secs(30);
+const PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The maximum bytes of messages that wait for the process to read them.
-const WAITING_BYTES: usize = 16 * 1024 * 1024;
+const MAX_QUEUED_BYTES: usize = 16 * 1024 * 1024;
 
 /// How long the process may take to read pending input after the client has left.
-const LAST_INPUT: Duration = Duration::from_secs(1);
+const INPUT_GRACE: Duration = Duration::from_secs(1);
 
 /// How long the client may take to receive the last messages.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
 /// The reason why a relay was refused.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub enum RelayRefused {
 
 impl RelayRefused {
     /// Returns the error class and text for LangBot's client.
-    pub fn words(&self) -> (&'static str, &str) {
+    pub fn class_and_text(&self) -> (&'static str, &str) {
         match self {
             Self::Unauthorized => ("Unauthorized", "Unauthorized"),
             Self::Refused(error) => (class_of(error), error.message()),
@@ -64,7 +64,7 @@ impl From<BoxError> for RelayRefused {
 /// An attached process, before its websocket is open.
 #[derive(Debug)]
 pub struct Relay {
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     session: BoxId,
     process: CommandId,
     attachment: Attachment,
@@ -72,7 +72,7 @@ pub struct Relay {
     lease: Lease,
 }
 
-impl Host {
+impl Installation {
     /// Attaches to a process in the workspace and placement that the headers name.
     pub async fn relay(
         self: &Arc<Self>,
@@ -108,7 +108,7 @@ impl Host {
             .attach()
             .ok_or_else(|| already_attached(session, process))?;
         Ok(Relay {
-            host: Arc::clone(self),
+            installation: Arc::clone(self),
             session: id,
             process: info.command_id,
             attachment,
@@ -130,33 +130,33 @@ impl Relay {
         let socket: WebSocket<_, _> = from_upgraded(stream, Role::Server, limits);
         let pinger = socket.pinger();
         let (mut send, mut receive) = Box::new(socket).split();
-        let (queue, mut waiting) = mpsc::unbounded_channel();
+        let (queue, mut queued) = mpsc::unbounded_channel();
         {
-            let room = Arc::new(Semaphore::new(WAITING_BYTES));
-            let input = self.input(&mut waiting);
+            let capacity = Arc::new(Semaphore::new(MAX_QUEUED_BYTES));
+            let input = self.input(&mut queued);
             tokio::pin!(input);
-            let left = tokio::select! {
+            let client_left = tokio::select! {
                 () = self.output(&mut *send, limits.message_bytes) => false,
-                () = received(&mut *receive, &queue, &room) => true,
+                () = receive_messages(&mut *receive, &queue, &capacity) => true,
                 () = &mut input => false,
-                () = unheard(&pinger, &room) => false,
+                () = unresponsive(&pinger, &capacity) => false,
                 () = self.lease.stale() => false,
                 () = stop => false,
             };
-            if left {
+            if client_left {
                 drop(queue);
-                let _ = timeout(LAST_INPUT, input).await;
+                let _ = timeout(INPUT_GRACE, input).await;
             }
         }
-        let _ = timeout(LAST_WORDS, send.close()).await;
+        let _ = timeout(CLOSE_GRACE, send.close()).await;
     }
 
     /// Sends each output line as a message.
     ///
     /// Returns when the process ends or the client stops reading.
-    async fn output(&self, send: &mut dyn SendHalf, longest: usize) {
-        let (chunks, mut pieces) = mpsc::channel(4);
-        let begin = self.attachment.passed_on();
+    async fn output(&self, send: &mut dyn SendHalf, max_bytes: usize) {
+        let (sender, mut chunks) = mpsc::channel(4);
+        let begin = self.attachment.forwarded();
         let params = CommandAttachParams {
             box_id: self.session.clone(),
             command_id: self.process.clone(),
@@ -169,41 +169,44 @@ impl Relay {
             exclusive: Some(Exclusive::Refuse),
             pty: None,
         };
-        let mut lines = Lines::new(begin, longest);
-        let caller = self.host.caller();
-        let pass_on = async {
-            while let Some(chunk) = pieces.recv().await {
+        let mut lines = Lines::new(begin, max_bytes);
+        let caller = self.installation.caller();
+        let forward = async {
+            while let Some(chunk) = chunks.recv().await {
                 match chunk {
-                    CommandChunk::Bytes(piece) if piece.stream == StreamName::Stdout => {
-                        lines.take(&piece.data);
+                    CommandChunk::Bytes(bytes) if bytes.stream == StreamName::Stdout => {
+                        lines.push(&bytes.data);
                     }
                     CommandChunk::Gap(gap) if gap.stream == StreamName::Stdout => {
                         lines.skip(gap.bytes);
                     }
                     _ => continue,
                 }
-                self.give(&mut lines, send).await?;
+                self.send_lines(&mut lines, send).await?;
             }
             lines.finish();
-            self.give(&mut lines, send).await
+            self.send_lines(&mut lines, send).await
         };
-        let read = self.host.runtime.attach_command(&caller, params, chunks);
+        let read = self
+            .installation
+            .runtime
+            .attach_command(&caller, params, sender);
         let read = async {
             if let Err(error) = read.await {
-                tracing::debug!(%error, "a relay's process cannot be read");
+                tracing::debug!(%error, "cannot read the output of a relayed process");
             }
         };
         // A client that does not accept a line ends the relay; the end of the output ends the forwarding.
-        tokio::pin!(read, pass_on);
+        tokio::pin!(read, forward);
         tokio::select! {
-            _ = &mut pass_on => {}
+            _ = &mut forward => {}
             () = &mut read => {
-                let _ = pass_on.await;
+                let _ = forward.await;
             }
         }
     }
 
-    async fn give(
+    async fn send_lines(
         &self,
         lines: &mut Lines,
         send: &mut dyn SendHalf,
@@ -216,14 +219,14 @@ impl Relay {
         if any {
             send.flush().await?;
         }
-        self.attachment.pass_on(lines.given);
+        self.attachment.record_forwarded(lines.delivered);
         Ok(())
     }
 
     /// Writes each message as a line of the process's input until a write fails.
-    async fn input(&self, waiting: &mut mpsc::UnboundedReceiver<(String, OwnedSemaphorePermit)>) {
-        let caller = self.host.caller();
-        while let Some((mut message, _room)) = waiting.recv().await {
+    async fn input(&self, queued: &mut mpsc::UnboundedReceiver<(String, OwnedSemaphorePermit)>) {
+        let caller = self.installation.caller();
+        while let Some((mut message, _room)) = queued.recv().await {
             message.push('\n');
             let params = CommandInputParams {
                 box_id: self.session.clone(),
@@ -232,8 +235,13 @@ impl Relay {
                 data: Some(message.into_bytes().into()),
                 close: false,
             };
-            if let Err(error) = self.host.runtime.input_command(&caller, params).await {
-                tracing::debug!(%error, "a relay's process takes no input");
+            if let Err(error) = self
+                .installation
+                .runtime
+                .input_command(&caller, params)
+                .await
+            {
+                tracing::debug!(%error, "cannot write to a relayed process");
                 return;
             }
         }
@@ -243,37 +251,40 @@ impl Relay {
 /// Receives messages until the client leaves.
 ///
 /// A bounded number of bytes is queued for the process.
-async fn received(
+async fn receive_messages(
     receive: &mut dyn ReceiveHalf,
     queue: &mpsc::UnboundedSender<(String, OwnedSemaphorePermit)>,
-    room: &Arc<Semaphore>,
+    capacity: &Arc<Semaphore>,
 ) {
     while let Ok(Some(message)) = receive.receive().await {
-        let bytes = u32::try_from(message.len().clamp(1, WAITING_BYTES)).unwrap_or(1);
-        let Ok(place) = Arc::clone(room).acquire_many_owned(bytes).await else {
+        let bytes = u32::try_from(message.len().clamp(1, MAX_QUEUED_BYTES)).unwrap_or(1);
+        let Ok(permit) = Arc::clone(capacity).acquire_many_owned(bytes).await else {
             return;
         };
-        if queue.send((message, place)).is_err() {
+        if queue.send((message, permit)).is_err() {
             return;
         }
     }
 }
 
 /// Returns once the client stops answering pings.
-async fn unheard<W: AsyncWrite + Unpin + Send + 'static>(pinger: &Pinger<W>, room: &Semaphore) {
-    let mut ticks = interval(PING);
+async fn unresponsive<W: AsyncWrite + Unpin + Send + 'static>(
+    pinger: &Pinger<W>,
+    capacity: &Semaphore,
+) {
+    let mut ticks = interval(PING_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
-    let mut heard = None;
+    let mut last_heard = None;
     loop {
         ticks.tick().await;
         // While the queue is full, the relay reads nothing and cannot see the answer to a ping.
-        let listening = room.available_permits() > 0;
+        let listening = capacity.available_permits() > 0;
         let now = pinger.frames_received();
-        if listening && heard == Some(now) {
+        if listening && last_heard == Some(now) {
             return;
         }
-        heard = listening.then_some(now);
+        last_heard = listening.then_some(now);
         if pinger.ping().await.is_err() {
             return;
         }
@@ -287,30 +298,30 @@ struct Lines {
     /// The number of buffered bytes already searched for a line end.
     searched: usize,
     /// The output offset after the last returned line.
-    given: u64,
-    longest: usize,
+    delivered: u64,
+    max_bytes: usize,
     /// Whether the next bytes belong to a line with a lost beginning.
     in_gap: bool,
     ended: bool,
 }
 
 impl Lines {
-    fn new(begin: u64, longest: usize) -> Self {
+    fn new(begin: u64, max_bytes: usize) -> Self {
         Self {
             bytes: Vec::new(),
             searched: 0,
-            given: begin,
-            longest,
+            delivered: begin,
+            max_bytes,
             in_gap: false,
             ended: false,
         }
     }
 
-    fn take(&mut self, mut bytes: &[u8]) {
+    fn push(&mut self, mut bytes: &[u8]) {
         if self.in_gap {
             let end = bytes.iter().position(|byte| *byte == b'\n');
             let skipped = end.map_or(bytes.len(), |end| end + 1);
-            self.given += skipped as u64;
+            self.delivered += skipped as u64;
             self.in_gap = end.is_none();
             bytes = &bytes[skipped..];
         }
@@ -319,7 +330,7 @@ impl Lines {
 
     /// Skips lost bytes and the rest of the line that they belong to.
     fn skip(&mut self, bytes: u64) {
-        self.given += self.bytes.len() as u64 + bytes;
+        self.delivered += self.bytes.len() as u64 + bytes;
         self.bytes.clear();
         self.searched = 0;
         self.in_gap = true;
@@ -336,7 +347,7 @@ impl Lines {
             .position(|byte| *byte == b'\n');
         let (length, taken) = match end {
             Some(end) => (self.searched + end, self.searched + end + 1),
-            None if self.bytes.len() >= self.longest => (self.longest, self.longest),
+            None if self.bytes.len() >= self.max_bytes => (self.max_bytes, self.max_bytes),
             None if self.ended && !self.bytes.is_empty() => (self.bytes.len(), self.bytes.len()),
             None => {
                 self.searched = self.bytes.len();
@@ -346,7 +357,7 @@ impl Lines {
         let line = String::from_utf8_lossy(&self.bytes[..length]).into_owned();
         self.bytes.drain(..taken);
         self.searched = 0;
-        self.given += taken as u64;
+        self.delivered += taken as u64;
         Some(line)
     }
 }
@@ -360,72 +371,76 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_is_asked_for_signs_of_life_and_given_up_without_any() {
+    async fn a_client_that_answers_no_ping_is_disconnected() {
         use tokio::io::AsyncReadExt as _;
         use tokio::time::Instant;
 
         let (near, mut far) = tokio::io::duplex(1024);
         let socket = from_upgraded(near, Role::Server, &Limits::network());
         let pinger = socket.pinger();
-        let begun = Instant::now();
-        let room = Semaphore::new(1);
+        let started = Instant::now();
+        let capacity = Semaphore::new(1);
         let ping = async {
             let mut frame = [0; 2];
             far.read_exact(&mut frame).await.unwrap();
-            (frame, begun.elapsed())
+            (frame, started.elapsed())
         };
-        let (asked, ()) = tokio::join!(ping, unheard(&pinger, &room));
-        assert_eq!(asked, ([0x89, 0], PING));
-        assert_eq!(begun.elapsed(), 2 * PING);
+        let (ping_received, ()) = tokio::join!(ping, unresponsive(&pinger, &capacity));
+        assert_eq!(ping_received, ([0x89, 0], PING_INTERVAL));
+        assert_eq!(started.elapsed(), 2 * PING_INTERVAL);
         // The relay keeps a client while the queue is full, because it cannot read the client's answers.
         let full = Semaphore::new(0);
-        assert!(timeout(10 * PING, unheard(&pinger, &full)).await.is_err());
+        assert!(
+            timeout(10 * PING_INTERVAL, unresponsive(&pinger, &full))
+                .await
+                .is_err()
+        );
     }
 
     #[test]
-    fn a_message_is_a_line_however_it_comes() {
+    fn one_line_is_one_message_for_any_chunking() {
         let mut lines = Lines::new(10, 1 << 20);
-        lines.take(b"one\ntw");
+        lines.push(b"one\ntw");
         assert_eq!(all(&mut lines), ["one"]);
-        assert_eq!(lines.given, 14);
-        lines.take("o ä".as_bytes());
+        assert_eq!(lines.delivered, 14);
+        lines.push("o ä".as_bytes());
         assert!(all(&mut lines).is_empty());
-        // A code point that spans two pieces.
+        // A code point that spans two chunks.
         let omega = "ω\n\nlast".as_bytes();
-        lines.take(&omega[..1]);
+        lines.push(&omega[..1]);
         assert!(all(&mut lines).is_empty());
-        lines.take(&omega[1..]);
+        lines.push(&omega[1..]);
         assert_eq!(all(&mut lines), ["two äω", ""]);
         lines.finish();
         assert_eq!(all(&mut lines), ["last"]);
-        assert_eq!(lines.given, 10 + "one\ntwo äω\n\nlast".len() as u64);
+        assert_eq!(lines.delivered, 10 + "one\ntwo äω\n\nlast".len() as u64);
     }
 
     #[test]
     fn a_long_line_is_one_message_up_to_the_limit() {
         let mut lines = Lines::new(0, 200_000);
         let long = "x".repeat(150_000);
-        for piece in long.as_bytes().chunks(65_536) {
-            lines.take(piece);
+        for chunk in long.as_bytes().chunks(65_536) {
+            lines.push(chunk);
             assert!(lines.next().is_none());
         }
-        lines.take(b"\n");
+        lines.push(b"\n");
         assert_eq!(all(&mut lines), [long]);
-        lines.take(&vec![b'y'; 250_000]);
+        lines.push(&vec![b'y'; 250_000]);
         assert_eq!(all(&mut lines)[0].len(), 200_000);
-        lines.take(b"\n");
+        lines.push(b"\n");
         assert_eq!(all(&mut lines)[0].len(), 50_000);
     }
 
     #[test]
-    fn after_a_gap_it_goes_on_with_the_next_line() {
+    fn output_continues_at_the_next_line_after_a_gap() {
         let mut lines = Lines::new(0, 1 << 20);
-        lines.take(b"half a li");
+        lines.push(b"half a li");
         lines.skip(100);
-        lines.take(b"rest of another");
-        lines.take(b" line\nwhole\n");
+        lines.push(b"rest of another");
+        lines.push(b" line\nwhole\n");
         assert_eq!(all(&mut lines), ["whole"]);
         let before = "half a li".len() + 100 + "rest of another line\nwhole\n".len();
-        assert_eq!(lines.given, before as u64);
+        assert_eq!(lines.delivered, before as u64);
     }
 }

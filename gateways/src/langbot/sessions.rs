@@ -9,47 +9,50 @@ use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, Code};
 use futures::future::join_all;
 use serde_json::{Value, json};
 
-use super::actions::{Connection, Data, members, required, to_its_end};
+use super::actions::{Connection, Data, members, required, run_to_completion};
 use super::context::Placement;
 use super::errors::{
-    admission, box_limit, conflict, field_of, full, no_session, of_class, readiness,
+    admission, box_limit, box_limit_reached, conflict, field_of, no_session, of_class, readiness,
 };
 use super::fence::Lease;
 use super::view::{SessionView, WORLD};
-use super::{Host, processes};
+use super::{Installation, processes};
 
 /// How many times a shutdown checks for boxes that were still being created.
-const ROUNDS: usize = 8;
+const SHUTDOWN_ROUNDS: usize = 8;
 
 pub(super) async fn create(
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     placement: Arc<Placement>,
     data: Data,
 ) -> Result<Value, BoxError> {
-    let (spec, id) = host.spec(&placement, &data).await?;
+    let (spec, id) = installation.spec(&placement, &data).await?;
     let params = BoxCreateParams {
         spec,
         if_exists: IfExists::Reuse,
     };
-    let made = {
-        let (host, id) = (Arc::clone(&host), id.clone());
-        to_its_end(async move {
-            let made = host.making().create(&host.caller(), params).await;
-            host.told(made, &id).await
+    let created = {
+        let (installation, id) = (Arc::clone(&installation), id.clone());
+        run_to_completion(async move {
+            let created = installation
+                .runtime_for_create()
+                .create(&installation.caller(), params)
+                .await;
+            installation.in_langbot_terms(created, &id).await
         })
     };
-    Ok(view(&placement, made.await?.info))
+    Ok(view(&placement, created.await?.info))
 }
 
 pub(super) async fn get(
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     placement: Arc<Placement>,
     data: Data,
 ) -> Result<Value, BoxError> {
-    let id = host.physical(&placement, &required(&members(&data)?, "session_id")?)?;
-    let info = host.session(&id).await?;
+    let id = installation.physical(&placement, &required(&members(&data)?, "session_id")?)?;
+    let info = installation.session(&id).await?;
     let mut view = view(&placement, info);
-    let processes = processes::all(&host, &placement, &id).await?;
+    let processes = processes::all(&installation, &placement, &id).await?;
     if !processes.is_empty() {
         if let Some(default) = processes.get(processes::DEFAULT_PROCESS_ID) {
             view["managed_process"] = default.clone();
@@ -59,51 +62,61 @@ pub(super) async fn get(
     Ok(view)
 }
 
-pub(super) async fn list(host: Arc<Host>, placement: Arc<Placement>) -> Result<Value, BoxError> {
-    let sessions = host.sessions_of(&placement).await?;
+pub(super) async fn list(
+    installation: Arc<Installation>,
+    placement: Arc<Placement>,
+) -> Result<Value, BoxError> {
+    let sessions = installation.sessions_of(&placement).await?;
     let views = sessions.into_iter().map(|info| view(&placement, info));
     Ok(json!({"sessions": views.collect::<Vec<_>>()}))
 }
 
 pub(super) async fn delete(
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     placement: Arc<Placement>,
     data: Data,
 ) -> Result<Value, BoxError> {
     let members = members(&data)?;
-    let id = host.physical(&placement, &required(&members, "session_id")?)?;
-    to_its_end(async move {
+    let id = installation.physical(&placement, &required(&members, "session_id")?)?;
+    run_to_completion(async move {
         let params = BoxDeleteParams {
             box_id: id.clone(),
             force: false,
         };
-        let deleted = host.runtime.delete(&host.caller(), params).await;
-        host.processes.forget_session(&id);
-        host.told(deleted, &id).await
+        let deleted = installation
+            .runtime
+            .delete(&installation.caller(), params)
+            .await;
+        installation.processes.forget_session(&id);
+        installation.in_langbot_terms(deleted, &id).await
     })
     .await?;
     Ok(json!({"deleted": members.get("session_id")}))
 }
 
-pub(super) async fn status(host: Arc<Host>, placement: Arc<Placement>) -> Result<Value, BoxError> {
-    let all = host.sessions().await?;
-    let mine: Vec<_> = all
+pub(super) async fn status(
+    installation: Arc<Installation>,
+    placement: Arc<Placement>,
+) -> Result<Value, BoxError> {
+    let all = installation.sessions().await?;
+    let owned: Vec<_> = all
         .iter()
         .filter(|info| placement.owns(info.box_id.as_str()))
         .collect();
-    let running = mine
+    let running = owned
         .iter()
-        .map(|info| host.processes.running_in(&info.box_id))
+        .map(|info| installation.processes.running_in(&info.box_id))
         .sum::<usize>();
-    let runtime = host.runtime.status(&host.caller()).await?;
-    let config = host.config();
+    let runtime = installation.runtime.status(&installation.caller()).await?;
+    let config = installation.config();
     let limits = &config.limits;
-    let most = host.most_sessions(&placement).await?;
-    let room = limits.max_sessions.saturating_sub(all.len());
-    let room = room.min(usize::try_from(runtime.capacity.remaining).unwrap_or(usize::MAX));
+    let limit = installation.max_sessions(&placement).await?;
+    let remaining = limits.max_sessions.saturating_sub(all.len());
+    let remaining =
+        remaining.min(usize::try_from(runtime.capacity.remaining).unwrap_or(usize::MAX));
     Ok(json!({
-        "backend": host.backend_info().await,
-        "active_sessions": mine.len(),
+        "backend": installation.backend_info().await,
+        "active_sessions": owned.len(),
         "managed_processes": running,
         "session_ttl_sec": runtime.idle_ttl_sec,
         "limits": {
@@ -114,27 +127,27 @@ pub(super) async fn status(host: Arc<Host>, placement: Arc<Placement>) -> Result
             "max_rpc_file_bytes": limits.max_rpc_file_bytes,
         },
         "capacity": {
-            "limit": most,
-            "used": mine.len(),
-            "remaining": most.saturating_sub(mine.len()).min(room),
+            "limit": limit,
+            "used": owned.len(),
+            "remaining": limit.saturating_sub(owned.len()).min(remaining),
         },
     }))
 }
 
 /// Deletes every box of this installation; the server refuses new ones meanwhile.
 pub(super) async fn shutdown(connection: Connection) -> Result<Value, BoxError> {
-    let host = connection.host;
-    to_its_end(async move {
-        host.closing.fetch_add(1, Ordering::AcqRel);
-        let ended = host.end_all().await;
-        host.closing.fetch_sub(1, Ordering::AcqRel);
+    let installation = connection.installation;
+    run_to_completion(async move {
+        installation.closing.fetch_add(1, Ordering::AcqRel);
+        let ended = installation.end_all().await;
+        installation.closing.fetch_sub(1, Ordering::AcqRel);
         ended
     })
     .await?;
     Ok(json!({}))
 }
 
-impl Host {
+impl Installation {
     /// Admits a call of this placement, after older placements are cleared.
     pub(super) async fn enter(&self, placement: &Placement) -> Result<Lease, BoxError> {
         let floor = if self.fence.knows(&placement.workspace) {
@@ -146,8 +159,8 @@ impl Host {
                 .filter_map(|info| placement.generation_of(info.box_id.as_str()));
             generations.max().unwrap_or(0)
         };
-        let most = self.config().limits.max_admission_records;
-        let lease = self.fence.observe(placement, floor, most)?;
+        let limit = self.config().limits.max_admission_records;
+        let lease = self.fence.observe(placement, floor, limit)?;
         lease.cleared_by(|| self.clear_older(placement)).await;
         if lease.is_current() {
             Ok(lease)
@@ -176,14 +189,14 @@ impl Host {
     }
 
     async fn end_all(&self) -> Result<(), BoxError> {
-        for _ in 0..ROUNDS {
+        for _ in 0..SHUTDOWN_ROUNDS {
             let all = self.sessions().await?;
             if all.is_empty() {
                 return Ok(());
             }
             self.end(all).await;
         }
-        Err(BoxError::unavailable("some boxes did not end"))
+        Err(BoxError::unavailable("some boxes could not be deleted"))
     }
 
     /// Deletes these boxes immediately, regardless of running commands.
@@ -201,7 +214,7 @@ impl Host {
             if let Err(error) = ended
                 && error.code() != Code::NotFound
             {
-                tracing::warn!(%error, "a box was not deleted");
+                tracing::warn!(%error, "cannot delete a box");
             }
         }
     }
@@ -235,7 +248,7 @@ impl Host {
     }
 
     /// Converts the runtime's answer about this box to LangBot's error texts.
-    pub(super) async fn told<T>(
+    pub(super) async fn in_langbot_terms<T>(
         &self,
         outcome: Result<T, BoxError>,
         id: &BoxId,
@@ -249,8 +262,8 @@ impl Host {
         if error.message().starts_with(ARTIFACT_UNUSABLE) {
             return Err(of_class("BoxError", error.code(), error.message()));
         }
-        if let Some(most) = box_limit(&error) {
-            return Err(full(most));
+        if let Some(limit) = box_limit(&error) {
+            return Err(box_limit_reached(limit));
         }
         let Some(field) = field_of(&error) else {
             return Err(error);
@@ -265,11 +278,11 @@ impl Host {
     ///
     /// If grants are required, a workspace has exactly one box.
     pub(super) fn physical(&self, placement: &Placement, logical: &str) -> Result<BoxId, BoxError> {
-        let only = self
+        let only_session = self
             .admission
             .required()
             .map(|policy| policy.logical_session_id);
-        if only.is_some_and(|only| only != logical.trim()) {
+        if only_session.is_some_and(|only_session| only_session != logical.trim()) {
             return Err(admission("Managed sandbox session_id is runtime-owned"));
         }
         placement.physical(logical)
@@ -284,19 +297,19 @@ impl Host {
     }
 
     /// Returns the maximum number of boxes of a workspace.
-    async fn most_sessions(&self, placement: &Placement) -> Result<usize, BoxError> {
-        let most = self.config().limits.max_sessions;
+    async fn max_sessions(&self, placement: &Placement) -> Result<usize, BoxError> {
+        let limit = self.config().limits.max_sessions;
         let Some(grant) = self.require_grant(placement).await? else {
-            return Ok(most);
+            return Ok(limit);
         };
         let granted =
             usize::try_from(grant.max_sessions).map_err(|_| readiness("the grant is too large"))?;
-        Ok(most.min(granted))
+        Ok(limit.min(granted))
     }
 }
 
 /// Returns a backend's name with the features that its boxes lack.
-pub(super) fn named(backend: &str, degraded: &[String]) -> String {
+pub(super) fn backend_label(backend: &str, degraded: &[String]) -> String {
     if degraded.is_empty() {
         backend.to_owned()
     } else {
@@ -306,7 +319,7 @@ pub(super) fn named(backend: &str, degraded: &[String]) -> String {
 
 /// Converts a box to LangBot's format.
 fn view(placement: &Placement, mut info: BoxInfo) -> Value {
-    info.backend_name = named(&info.backend_name, &info.degraded);
+    info.backend_name = backend_label(&info.backend_name, &info.degraded);
     let view = json!(SessionView::from(&info));
     let mut view = if view.is_object() { view } else { json!({}) };
     view["session_id"] = placement.logical(info.box_id.as_str()).into();

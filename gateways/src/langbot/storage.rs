@@ -23,17 +23,17 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::Host;
+use super::Installation;
 use super::actions::{Connection, Data, as_text, members};
 use super::admission::{managed_root, tenants};
 use super::context::Placement;
 use super::errors::readiness;
 
 /// The maximum number of entries that are counted per workspace.
-const MOST_ENTRIES: u64 = 1_000_000;
+const MAX_ENTRIES: u64 = 1_000_000;
 
 /// The timeout of a measurement inside a box.
-const MEASURE: Duration = Duration::from_secs(15);
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The prefix of a marker's name, followed by 32 hex digits.
 const MARKER: &str = ".langbot-box-volume-probe-";
@@ -42,7 +42,7 @@ const MARKER: &str = ".langbot-box-volume-probe-";
 const MARKER_BYTES: u64 = 1024;
 
 /// The measured directories inside a box: the key and the path.
-const INSIDE: [(&str, &str); 3] = [
+const BOX_DIRECTORIES: [(&str, &str); 3] = [
     ("session_workspaces", "/workspace"),
     ("session_caches", "/home/.cache"),
     ("session_temp", "/tmp"),
@@ -59,31 +59,32 @@ const SCRIPT: &str = r#"measure() {
 }"#;
 
 pub(super) async fn analysis(
-    host: Arc<Host>,
+    installation: Arc<Installation>,
     placement: Arc<Placement>,
 ) -> Result<Value, BoxError> {
-    let config = host.config();
+    let config = installation.config();
     let namespace = placement.namespace.clone();
-    let on_host = blocking(move || match managed_root(&config) {
-        Ok(root) => Ok(measured(&tenants(&root)?.join(namespace))),
+    let host_usage = blocking(move || match managed_root(&config) {
+        Ok(root) => Ok(measure_workspace(&tenants(&root)?.join(namespace))),
         Err(_) => Ok(Vec::new()),
     });
-    let mut directories: Vec<Value> = on_host
+    let mut directories: Vec<Value> = host_usage
         .await?
         .iter()
         .map(|directory| json!(directory))
         .collect();
-    let sessions = host.sessions_of(&placement).await?;
-    let reports = join_all(sessions.iter().map(|info| host.measure(info))).await;
+    let sessions = installation.sessions_of(&placement).await?;
+    let reports = join_all(sessions.iter().map(|info| installation.measure(info))).await;
     let mut processes = Vec::new();
     for info in &sessions {
         processes.push(
-            host.processes_in(&info.box_id)
+            installation
+                .processes_in(&info.box_id)
                 .await
                 .map_or(0, |found| found.len()),
         );
     }
-    directories.extend(summed(&sessions, &reports, &processes));
+    directories.extend(sum_usage(&sessions, &reports, &processes));
     let roots = directories
         .iter()
         .filter(|directory| directory["kind"] == "root");
@@ -99,15 +100,15 @@ pub(super) async fn analysis(
 }
 
 /// The measurements of a box: whether each directory exists, its bytes, its files.
-type Measured = [(bool, u64, u64); INSIDE.len()];
+type BoxUsage = [(bool, u64, u64); BOX_DIRECTORIES.len()];
 
-impl Host {
+impl Installation {
     /// Measures a box by a command inside it.
-    async fn measure(&self, info: &BoxInfo) -> Option<Measured> {
-        let calls = INSIDE.map(|(key, path)| format!("measure {key} {path}"));
+    async fn measure(&self, info: &BoxInfo) -> Option<BoxUsage> {
+        let calls = BOX_DIRECTORIES.map(|(key, path)| format!("measure {key} {path}"));
         let program = Program::text(format!("{SCRIPT}\n{}", calls.join("\n"))).ok()?;
         let params = CommandStartParams {
-            timeout_ms: u64::try_from(MEASURE.as_millis()).ok(),
+            timeout_ms: u64::try_from(MEASURE_TIMEOUT.as_millis()).ok(),
             on_disconnect: OnDisconnect::Kill,
             retain_ms: Some(0),
             cwd: Some("/".to_owned()),
@@ -117,20 +118,20 @@ impl Host {
             }),
             ..CommandStartParams::new(info.box_id.clone(), program)
         };
-        let (chunks, mut pieces) = mpsc::channel(4);
+        let (sender, mut chunks) = mpsc::channel(4);
         let caller = self.caller();
-        let run = self.runtime.start_command(&caller, params, Some(chunks));
+        let run = self.runtime.start_command(&caller, params, Some(sender));
         let mut text = String::new();
         let collect = async {
-            while let Some(chunk) = pieces.recv().await {
-                if let CommandChunk::Text(piece) = chunk
-                    && piece.stream == StreamName::Stdout
+            while let Some(chunk) = chunks.recv().await {
+                if let CommandChunk::Text(chunk) = chunk
+                    && chunk.stream == StreamName::Stdout
                 {
-                    text.push_str(&piece.data);
+                    text.push_str(&chunk.data);
                 }
             }
         };
-        let (ran, ()) = timeout(MEASURE, async { tokio::join!(run, collect) })
+        let (ran, ()) = timeout(MEASURE_TIMEOUT, async { tokio::join!(run, collect) })
             .await
             .ok()?;
         ran.ok()?;
@@ -138,18 +139,18 @@ impl Host {
     }
 }
 
-fn read_report(text: &str) -> Measured {
-    let mut report = Measured::default();
+fn read_report(text: &str) -> BoxUsage {
+    let mut report = BoxUsage::default();
     for line in text.lines() {
         let fields: Vec<_> = line.split('\t').map(str::trim).collect();
-        let [key, there, kilobytes, files] = fields[..] else {
+        let [key, exists, kilobytes, files] = fields[..] else {
             continue;
         };
-        let place = INSIDE.iter().position(|(name, _)| *name == key);
-        if let (Some(place), Ok(kilobytes), Ok(files)) =
-            (place, kilobytes.parse::<u64>(), files.parse())
+        let index = BOX_DIRECTORIES.iter().position(|(name, _)| *name == key);
+        if let (Some(index), Ok(kilobytes), Ok(files)) =
+            (index, kilobytes.parse::<u64>(), files.parse())
         {
-            report[place] = (there == "1", kilobytes.saturating_mul(1024), files);
+            report[index] = (exists == "1", kilobytes.saturating_mul(1024), files);
         }
     }
     report
@@ -158,13 +159,17 @@ fn read_report(text: &str) -> Measured {
 /// Sums the measurements of all boxes of a workspace.
 ///
 /// A workspace directory on the host is measured there instead.
-fn summed(sessions: &[BoxInfo], reports: &[Option<Measured>], processes: &[usize]) -> Vec<Value> {
+fn sum_usage(
+    sessions: &[BoxInfo],
+    reports: &[Option<BoxUsage>],
+    processes: &[usize],
+) -> Vec<Value> {
     if sessions.is_empty() {
         return Vec::new();
     }
-    let mut totals = Measured::default();
+    let mut totals = BoxUsage::default();
     let mut managed = (false, 0, 0);
-    let (mut told, mut errors, mut with_processes) = (0, 0, 0);
+    let (mut measured_boxes, mut errors, mut with_processes) = (0, 0, 0);
     let add = |sum: &mut (bool, u64, u64), more: (bool, u64, u64)| {
         *sum = (
             sum.0 || more.0,
@@ -177,11 +182,11 @@ fn summed(sessions: &[BoxInfo], reports: &[Option<Measured>], processes: &[usize
             errors += 1;
             continue;
         };
-        told += 1;
+        measured_boxes += 1;
         let own_workspace = info.host_path.is_none();
-        for (place, total) in totals.iter_mut().enumerate() {
-            if place > 0 || own_workspace {
-                add(total, report[place]);
+        for (index, total) in totals.iter_mut().enumerate() {
+            if index > 0 || own_workspace {
+                add(total, report[index]);
             }
         }
         if *processes > 0 && own_workspace {
@@ -201,13 +206,13 @@ fn summed(sessions: &[BoxInfo], reports: &[Option<Measured>], processes: &[usize
             "scope": "sandbox_sessions",
         })
     };
-    let mut entries: Vec<_> = INSIDE
+    let mut entries: Vec<_> = BOX_DIRECTORIES
         .iter()
         .zip(totals)
         .map(|((key, path), total)| {
             entry(
                 key,
-                format!("{path} ({told} sandbox sessions)"),
+                format!("{path} ({measured_boxes} sandbox sessions)"),
                 "root",
                 total,
             )
@@ -216,7 +221,7 @@ fn summed(sessions: &[BoxInfo], reports: &[Option<Measured>], processes: &[usize
     if with_processes > 0 {
         let path = format!("/workspace ({with_processes} managed-process sessions)");
         let mut detail = entry("managed_process_workspaces", path, "detail", managed);
-        detail["parent_key"] = INSIDE[0].0.into();
+        detail["parent_key"] = BOX_DIRECTORIES[0].0.into();
         entries.push(detail);
     }
     entries
@@ -240,27 +245,27 @@ struct StorageDirectory {
 }
 
 /// Measures a tenant's workspace on the host, and parts of it.
-fn measured(workspace: &Path) -> Vec<StorageDirectory> {
-    let mut left = MOST_ENTRIES;
+fn measure_workspace(workspace: &Path) -> Vec<StorageDirectory> {
+    let mut remaining = MAX_ENTRIES;
     let parts = [("mcp", ".mcp"), ("inbox", "inbox"), ("outbox", "outbox")];
     let mut all = vec![StorageDirectory {
         key: "workspace",
         kind: "root",
-        ..counted(workspace, &mut left)
+        ..count_entries(workspace, &mut remaining)
     }];
     all.extend(parts.map(|(key, name)| StorageDirectory {
         key,
         kind: "detail",
         parent_key: Some("workspace"),
-        ..counted(&workspace.join(name), &mut left)
+        ..count_entries(&workspace.join(name), &mut remaining)
     }));
     all
 }
 
-/// Counts the entries below a directory, at most `left`.
+/// Counts the entries below a directory, at most `remaining`.
 ///
 /// Symbolic links are counted and never followed. An unreadable entry counts as an error.
-fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
+fn count_entries(root: &Path, remaining: &mut u64) -> StorageDirectory {
     let mut found = StorageDirectory {
         path: root.display().to_string(),
         scope: "runtime_host",
@@ -280,11 +285,11 @@ fn counted(root: &Path, left: &mut u64) -> StorageDirectory {
             found.error_count += 1;
             return ControlFlow::Continue(Next::Skip);
         };
-        if *left == 0 {
+        if *remaining == 0 {
             found.error_count += 1;
             return ControlFlow::Break(());
         }
-        *left -= 1;
+        *remaining -= 1;
         if entry.kind() != FileType::Directory {
             found.size_bytes = found.size_bytes.saturating_add(entry.content_bytes());
             found.file_count += 1;
@@ -308,7 +313,7 @@ pub(super) async fn verify(connection: Connection, data: Data) -> Result<Value, 
     if digits.len() != 32 || !hex {
         return Err(readiness("Invalid Box shared Workspace probe basename"));
     }
-    let config = connection.host.config();
+    let config = connection.installation.config();
     blocking(move || {
         let (sha256, size) = read_marker(&managed_root(&config)?, &name)?;
         Ok(json!({"marker_name": name, "sha256": sha256, "size": size}))
@@ -351,27 +356,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_marker_is_a_small_file_and_no_link() {
-        let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join("good"), "abc").unwrap();
-        let (sha256, size) = read_marker(place.path(), "good").unwrap();
+    fn a_marker_must_be_a_small_regular_file() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("good"), "abc").unwrap();
+        let (sha256, size) = read_marker(dir.path(), "good").unwrap();
         assert!(sha256.starts_with("ba7816bf") && size == 3);
-        symlink("good", place.path().join("link")).unwrap();
-        fs::write(place.path().join("empty"), "").unwrap();
-        fs::write(place.path().join("large"), vec![0; 1025]).unwrap();
+        symlink("good", dir.path().join("link")).unwrap();
+        fs::write(dir.path().join("empty"), "").unwrap();
+        fs::write(dir.path().join("large"), vec![0; 1025]).unwrap();
         for bad in ["link", "empty", "large", "missing", "."] {
-            assert!(read_marker(place.path(), bad).is_err(), "{bad}");
+            assert!(read_marker(dir.path(), bad).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn a_workspace_is_measured_with_its_parts() {
-        let place = tempfile::tempdir().unwrap();
-        fs::create_dir_all(place.path().join("inbox/deep")).unwrap();
-        fs::write(place.path().join("inbox/deep/a"), vec![0; 10]).unwrap();
-        fs::write(place.path().join("b"), vec![0; 5]).unwrap();
-        symlink("/", place.path().join("everything")).unwrap();
-        let found = measured(place.path());
+    fn a_workspace_is_measured_with_its_subdirectories() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("inbox/deep")).unwrap();
+        fs::write(dir.path().join("inbox/deep/a"), vec![0; 10]).unwrap();
+        fs::write(dir.path().join("b"), vec![0; 5]).unwrap();
+        symlink("/", dir.path().join("everything")).unwrap();
+        let found = measure_workspace(dir.path());
         let link = "/".len() as u64;
         assert_eq!((found[0].size_bytes, found[0].file_count), (15 + link, 3));
         let inbox = found.iter().find(|part| part.key == "inbox").unwrap();
@@ -380,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_boxes_are_read_with_doubt() {
+    fn invalid_reports_of_boxes_are_ignored() {
         let report = read_report(
             "session_temp\t1\t4\t2\nnonsense\nsession_workspaces\t1\t-4\t2\nother\t1\t1\t1\n",
         );

@@ -24,8 +24,8 @@ pub(super) fn timeout_notice(timeout_sec: u64) -> String {
 
 /// Serializes a time as LangBot reads it.
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-pub(super) fn as_text<S: Serializer>(at: &UnixMs, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(at)
+pub(super) fn as_text<S: Serializer>(time: &UnixMs, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(time)
 }
 
 /// A box in LangBot's format, with times as text.
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_has_langbots_members_and_no_other() {
+    fn a_session_has_exactly_langbots_members() {
         let spec = SpecDraft::new("s1").build().unwrap();
         let mut info = BoxInfo::starting(&spec, "fake", "b1", UnixMs(1_794_784_697_977));
         info.status = LaneStatus::Running;
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_timeout_notice_is_langbots() {
+    fn the_timeout_notice_matches_langbots() {
         assert_eq!(timeout_notice(30), "Command timed out after 30 seconds.");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::error::Error;
 
-use box_gateways::langbot::BOTH;
+use box_gateways::langbot::ALL_CODECS;
 use box_rpc::{Codecs, Options, Session};
 use box_tests::fixture::{Dialect, Serves, TestLimits, auth};
 use box_transports::stdio;
@@ -30,7 +30,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     println!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{{\"text\":\"a stray print\"}}}}");
     let options = Options {
         limits,
-        codecs: Codecs::FirstOf(BOTH),
+        codecs: Codecs::FirstOf(ALL_CODECS),
         ..Options::new(auth(requires_token))
     };
     let session = Session::start_boxed(

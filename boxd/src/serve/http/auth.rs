@@ -4,10 +4,10 @@ use box_rpc::Caller;
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
 
-use super::answer::{Refusal, Why};
-use super::routes::Door;
+use super::response::{Refusal, RefusalReason};
+use super::routes::Route;
 
-pub(super) const LANGBOT: &str = "x-langbot-box-control-token";
+pub(super) const LANGBOT_HEADER: &str = "x-langbot-box-control-token";
 
 /// The authentication settings of a port.
 #[derive(Debug, Clone)]
@@ -20,60 +20,64 @@ pub(super) struct Auth {
 
 impl Auth {
     /// Returns the caller of a request, or a refusal if the route needs a valid token.
-    pub(super) fn who(&self, door: Door, headers: &HeaderMap) -> Result<Caller, Refusal> {
-        let open = needs_nothing(door) || door == Door::Metrics && self.loopback;
+    pub(super) fn authenticate(
+        &self,
+        route: Route,
+        headers: &HeaderMap,
+    ) -> Result<Caller, Refusal> {
+        let open = is_public(route) || route == Route::Metrics && self.loopback;
         let tokens = match &self.tokens {
             Some(tokens) if !open => tokens,
             // Not `Local`, which only this user can be: every user of the machine reaches its loopback addresses.
             _ => return Ok(Caller::Loopback),
         };
-        let mut given = false;
-        for token in offered(door, headers) {
-            given = true;
+        let mut presented = false;
+        for token in presented_tokens(route, headers) {
+            presented = true;
             if let Some(name) = tokens.name_of(token) {
                 return Ok(Caller::Token(name));
             }
         }
-        let named = accepted(door).join(", ");
-        let or = if named.is_empty() { "" } else { " or " };
-        Err(if given {
-            Refusal::new(Why::WrongToken, "the token is not valid here")
+        let names = token_headers(route).join(", ");
+        let or = if names.is_empty() { "" } else { " or " };
+        Err(if presented {
+            Refusal::new(RefusalReason::WrongToken, "invalid token")
         } else {
-            let message = format!("a token is needed, as Authorization: Bearer{or}{named}");
-            Refusal::new(Why::NoToken, message)
+            let message = format!("missing token; send Authorization: Bearer TOKEN{or}{names}");
+            Refusal::new(RefusalReason::NoToken, message)
         })
     }
 }
 
-/// Returns whether a route needs no token; its answers must not contain secrets.
-pub(super) fn needs_nothing(door: Door) -> bool {
+/// Returns whether a route needs no token; its responses must not contain secrets.
+pub(super) fn is_public(route: Route) -> bool {
     matches!(
-        door,
-        Door::Healthz | Door::Readyz | Door::Health | Door::Version
+        route,
+        Route::Healthz | Route::Readyz | Route::Health | Route::Version
     )
 }
 
 /// The token headers of a route, besides `Authorization: Bearer`, which all accept.
-fn accepted(door: Door) -> &'static [&'static str] {
-    match door {
-        Door::Rpc | Door::Relay => &[LANGBOT],
+fn token_headers(route: Route) -> &'static [&'static str] {
+    match route {
+        Route::Rpc | Route::Relay => &[LANGBOT_HEADER],
         _ => &[],
     }
 }
 
 /// Returns every token that a request offers to a route.
-fn offered(door: Door, headers: &HeaderMap) -> impl Iterator<Item = &str> {
+fn presented_tokens(route: Route, headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let bearer = headers
         .get_all(AUTHORIZATION)
         .into_iter()
         .filter_map(|value| value.to_str().ok()?.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, token)| token.trim());
-    let own = accepted(door)
+    let special = token_headers(route)
         .iter()
         .flat_map(|name| headers.get_all(*name))
         .filter_map(|value| value.to_str().ok());
-    bearer.chain(own)
+    bearer.chain(special)
 }
 
 #[cfg(test)]
@@ -96,42 +100,46 @@ mod tests {
     }
 
     #[test]
-    fn bearer_opens_every_door_and_other_headers_only_their_own() {
+    fn bearer_tokens_work_on_every_route() {
         let auth = auth(false);
-        for (_, door) in ROUTES {
+        for (_, route) in ROUTES {
             let bearer = headers("authorization", &format!("bearer {TOKEN}"));
-            let who = auth.who(*door, &bearer).unwrap();
-            let expected = if needs_nothing(*door) {
+            let caller = auth.authenticate(*route, &bearer).unwrap();
+            let expected = if is_public(*route) {
                 Caller::Loopback
             } else {
                 Caller::token("ann")
             };
-            assert_eq!(who, expected);
-            for name in [LANGBOT, "x-api-key"] {
-                let opened = auth.who(*door, &headers(name, TOKEN)).is_ok();
-                let its_own = accepted(*door).contains(&name) || needs_nothing(*door);
-                assert_eq!(opened, its_own, "{door:?} {name}");
+            assert_eq!(caller, expected);
+            for name in [LANGBOT_HEADER, "x-api-key"] {
+                let opened = auth.authenticate(*route, &headers(name, TOKEN)).is_ok();
+                let its_own = token_headers(*route).contains(&name) || is_public(*route);
+                assert_eq!(opened, its_own, "{route:?} {name}");
                 assert_eq!(
-                    auth.who(*door, &headers(name, &TOKEN[1..])).is_ok(),
-                    needs_nothing(*door)
+                    auth.authenticate(*route, &headers(name, &TOKEN[1..]))
+                        .is_ok(),
+                    is_public(*route)
                 );
             }
         }
         let basic = headers("authorization", &format!("Basic {TOKEN}"));
-        assert!(auth.who(Door::Rpc, &basic).is_err());
+        assert!(auth.authenticate(Route::Rpc, &basic).is_err());
     }
 
     #[test]
-    fn figures_are_open_on_loopback_and_nothing_else_is() {
+    fn only_metrics_are_public_on_loopback() {
         let none = HeaderMap::new();
-        assert!(auth(true).who(Door::Metrics, &none).is_ok());
-        assert!(auth(false).who(Door::Metrics, &none).is_err());
-        let refused = auth(true).who(Door::Rpc, &none).unwrap_err();
-        assert_eq!(refused.why, Why::NoToken);
+        assert!(auth(true).authenticate(Route::Metrics, &none).is_ok());
+        assert!(auth(false).authenticate(Route::Metrics, &none).is_err());
+        let refused = auth(true).authenticate(Route::Rpc, &none).unwrap_err();
+        assert_eq!(refused.reason, RefusalReason::NoToken);
         let open = Auth {
             tokens: None,
             loopback: true,
         };
-        assert_eq!(open.who(Door::Rpc, &none).unwrap(), Caller::Loopback);
+        assert_eq!(
+            open.authenticate(Route::Rpc, &none).unwrap(),
+            Caller::Loopback
+        );
     }
 }

@@ -7,21 +7,21 @@ use hyper::body::Incoming;
 use hyper::header::{CONTENT_LENGTH, EXPECT};
 use hyper::{HeaderMap, Request};
 
-use super::answer::{Refusal, Why};
+use super::response::{Refusal, RefusalReason};
 
 /// A request with a body that no handler has taken yet.
-pub(super) type Asked = Request<Unread>;
+pub(super) type IncomingRequest = Request<PendingBody>;
 
-/// A body as it arrives; reading fails beyond [`LONGEST`].
+/// A body as it arrives; reading fails beyond [`MAX_BODY_BYTES`].
 pub(super) type Body = Limited<Incoming>;
 
 /// A body until a handler takes it.
 #[derive(Debug)]
-pub(super) struct Unread(Option<Body>);
+pub(super) struct PendingBody(Option<Body>);
 
-impl Unread {
+impl PendingBody {
     pub(super) fn new(body: Incoming) -> Self {
-        Self(Some(Limited::new(body, LONGEST)))
+        Self(Some(Limited::new(body, MAX_BODY_BYTES)))
     }
 
     /// Returns the body on the first call, then `None`.
@@ -31,25 +31,25 @@ impl Unread {
 }
 
 /// The maximum length of a body. RPC messages have a separate limit.
-pub(super) const LONGEST: usize = 256 * 1024 * 1024;
+pub(super) const MAX_BODY_BYTES: usize = 256 * 1024 * 1024;
 
 /// The maximum bytes of an unwanted body that the server drains.
 ///
-/// A client that sends its whole body before it reads can then still receive the answer.
-const UNWANTED: usize = 1024 * 1024;
+/// A client that sends its whole body before it reads can then still receive the response.
+const MAX_DRAINED_BYTES: usize = 1024 * 1024;
 
 /// The maximum time to drain an unwanted body.
-const UNWANTED_TIME: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Refuses a body by its declared length, before the server reads any of it.
 pub(super) fn check_length(headers: &HeaderMap) -> Result<(), Refusal> {
-    let said = headers
+    let declared = headers
         .get(CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    match said {
-        Some(length) if length > LONGEST as u64 => Err(Refusal::new(
-            Why::TooLarge,
-            format!("the body has {length} bytes, the limit (http_body_bytes) is {LONGEST}"),
+    match declared {
+        Some(length) if length > MAX_BODY_BYTES as u64 => Err(Refusal::new(
+            RefusalReason::TooLarge,
+            format!("body: {length} bytes exceed http_body_bytes, {MAX_BODY_BYTES}"),
         )),
         _ => Ok(()),
     }
@@ -58,16 +58,16 @@ pub(super) fn check_length(headers: &HeaderMap) -> Result<(), Refusal> {
 /// Drains an unwanted body within limits.
 ///
 /// A client that sent `Expect: 100-continue` gets no request to continue.
-pub(super) async fn discard(asked: &mut Asked) {
-    if asked.headers().contains_key(EXPECT) {
+pub(super) async fn drain(request: &mut IncomingRequest) {
+    if request.headers().contains_key(EXPECT) {
         return;
     }
-    let Some(body) = asked.body_mut().take() else {
+    let Some(body) = request.body_mut().take() else {
         return;
     };
-    let mut body = Limited::new(body, UNWANTED);
+    let mut body = Limited::new(body, MAX_DRAINED_BYTES);
     let read = async { while let Some(Ok(_)) = body.frame().await {} };
-    let _ = tokio::time::timeout(UNWANTED_TIME, read).await;
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, read).await;
 }
 
 #[cfg(test)]
@@ -75,15 +75,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_that_is_said_to_be_too_long_is_refused_with_the_limit() {
-        let said = |length: &str| {
+    fn a_declared_body_over_the_limit_is_refused() {
+        let declared = |length: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_LENGTH, length.parse().unwrap());
             check_length(&headers)
         };
-        assert_eq!(said("268435456"), Ok(()));
-        let refused = said("268435457").unwrap_err();
-        assert_eq!(refused.why, Why::TooLarge);
+        assert_eq!(declared("268435456"), Ok(()));
+        let refused = declared("268435457").unwrap_err();
+        assert_eq!(refused.reason, RefusalReason::TooLarge);
         let shown = format!("{refused:?}");
         assert!(shown.contains("http_body_bytes") && shown.contains("268435456"));
         assert_eq!(check_length(&HeaderMap::new()), Ok(()));

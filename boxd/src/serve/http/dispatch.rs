@@ -1,4 +1,4 @@
-//! Dispatch of a request to its handler; a new gateway adds a line to [`open`].
+//! Dispatch of a request to its handler; a new gateway adds a line to [`handle`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,117 +8,120 @@ use box_transports::connection_limit::ConnectionPermit;
 use hyper::body::Incoming;
 use hyper::{Method, Request};
 
-use super::answer::{Answer, Refusal, Why};
-use super::body::{self, Asked, Unread};
-use super::browsers::no_page;
-use super::routes::{self, Door};
-use super::shared::{Phase, Shared};
-use super::{auth, health, langbot, metrics, ports, websocket};
+use super::body::{self, IncomingRequest, PendingBody};
+use super::origin::refuse_cross_origin;
+use super::response::{HttpResponse, Refusal, RefusalReason};
+use super::routes::{self, Route};
+use super::state::{HttpState, Phase};
+use super::{auth, health, langbot, metrics, port_proxy, websocket};
 
 /// Answers one request.
-pub(super) async fn answer(
-    shared: &Arc<Shared>,
-    place: ConnectionPermit,
+pub(super) async fn respond(
+    state: &Arc<HttpState>,
+    permit: ConnectionPermit,
     peer: SocketAddr,
     request: Request<Incoming>,
-) -> Answer {
+) -> HttpResponse {
     let path = routes::redacted(request.uri().path());
     let method = request.method().clone();
-    let found = routes::find(request.uri().path());
-    let door = found;
-    let mut asked = request.map(Unread::new);
-    let outcome = match admit(shared, found, &asked).await {
-        Ok((door, caller)) => {
+    let route = routes::find(request.uri().path());
+    let mut request = request.map(PendingBody::new);
+    let outcome = match admit(state, route, &request).await {
+        Ok((route, caller)) => {
             // An admitted caller keeps its connection, unless that was already closed to make room for another.
-            let kept = auth::needs_nothing(door) || door == Door::Metrics || place.confirm();
-            if kept {
-                open(shared, door, caller, place, &mut asked).await
+            let is_kept = auth::is_public(route) || route == Route::Metrics || permit.confirm();
+            if is_kept {
+                handle(state, route, caller, permit, &mut request).await
             } else {
                 Err(Refusal::new(
-                    Why::NotReady,
-                    "server.max_connections: this connection made room for another; connect again",
+                    RefusalReason::NotReady,
+                    "server.max_connections: connection closed to admit another; reconnect",
                 ))
             }
         }
         Err(refusal) => Err(refusal),
     };
-    let name = door.map_or("none", Door::name);
-    let answer = match outcome {
-        Ok(answer) => answer,
+    let route_name = route.map_or("none", Route::name);
+    let response = match outcome {
+        Ok(response) => response,
         Err(refusal) => {
-            told(peer, name, &path, &refusal);
-            if refusal.why != Why::TooLarge {
-                body::discard(&mut asked).await;
+            log_refusal(peer, route_name, &path, &refusal);
+            if refusal.reason != RefusalReason::TooLarge {
+                body::drain(&mut request).await;
             }
-            refusal.answer(door)
+            refusal.response(route)
         }
     };
-    let status = answer.status().as_u16();
-    shared.counters.answered(name, status);
-    tracing::debug!(%peer, %method, path, door = name, status, "request");
-    answer
+    let status = response.status().as_u16();
+    state.counters.count_request(route_name, status);
+    tracing::debug!(%peer, %method, path, route = route_name, status, "request");
+    response
 }
 
 /// Checks a request before its handler runs.
 ///
-/// The request must not come from a web page, must have a route, and must have a token or a valid capability.
+/// The request must not come from a web page, must have a route, and must have a token or a valid signature.
 async fn admit(
-    shared: &Shared,
-    found: Option<Door>,
-    asked: &Asked,
-) -> Result<(Door, Caller), Refusal> {
-    let (uri, headers) = (asked.uri(), asked.headers());
-    shared.hosts.check(uri, headers)?;
-    if shared.only_langbot && found.is_some_and(|door| !langbot::has(door)) {
+    state: &HttpState,
+    route: Option<Route>,
+    request: &IncomingRequest,
+) -> Result<(Route, Caller), Refusal> {
+    let (uri, headers) = (request.uri(), request.headers());
+    state.hosts.check(uri, headers)?;
+    if state.only_langbot && route.is_some_and(|route| !langbot::has(route)) {
         return Err(Refusal::new(
-            Why::NotFound,
-            "this port is LangBot's; the others are served by --http",
+            RefusalReason::NotFound,
+            "this port serves LangBot only; use the port of --http",
         ));
     }
-    if found == Some(Door::BoxPort)
-        && let Some(caller) = ports::invited(shared, uri.path()).await?
+    if route == Some(Route::BoxPort)
+        && let Some(caller) = port_proxy::signed_caller(state, uri.path()).await?
     {
         body::check_length(headers)?;
-        return Ok((Door::BoxPort, caller));
+        return Ok((Route::BoxPort, caller));
     }
-    no_page(headers)?;
-    let door =
-        found.ok_or_else(|| Refusal::new(Why::NotFound, routes::no_such_path(uri.path())))?;
-    let caller = shared.auth.who(door, headers);
-    let caller = caller.map_err(|refusal| match door {
-        Door::BoxPort if ports::is_addressed(uri.path()) => Refusal::new(
-            Why::WrongToken,
-            "the address is not valid here, or not any more",
-        ),
+    refuse_cross_origin(headers)?;
+    let route = route
+        .ok_or_else(|| Refusal::new(RefusalReason::NotFound, routes::no_such_path(uri.path())))?;
+    let caller = state.auth.authenticate(route, headers);
+    let caller = caller.map_err(|refusal| match route {
+        Route::BoxPort if port_proxy::has_signature(uri.path()) => {
+            Refusal::new(RefusalReason::WrongToken, "invalid or expired address")
+        }
         _ => refusal,
     })?;
     body::check_length(headers)?;
-    Ok((door, caller))
+    Ok((route, caller))
 }
 
 /// Calls the handler of a route.
-async fn open(
-    shared: &Arc<Shared>,
-    door: Door,
+async fn handle(
+    state: &Arc<HttpState>,
+    route: Route,
     caller: Caller,
-    place: ConnectionPermit,
-    asked: &mut Asked,
-) -> Result<Answer, Refusal> {
-    let looks = asked.method() == Method::GET || asked.method() == Method::HEAD;
-    match door {
-        Door::Healthz | Door::Readyz | Door::Health | Door::Version | Door::Metrics if !looks => {
-            Err(Refusal::new(Why::Method, "it can only be read"))
+    permit: ConnectionPermit,
+    request: &mut IncomingRequest,
+) -> Result<HttpResponse, Refusal> {
+    let is_read = request.method() == Method::GET || request.method() == Method::HEAD;
+    match route {
+        Route::Healthz | Route::Readyz | Route::Health | Route::Version | Route::Metrics
+            if !is_read =>
+        {
+            Err(Refusal::new(
+                RefusalReason::Method,
+                "only GET and HEAD are allowed",
+            ))
         }
-        Door::Healthz | Door::Health => Ok(health::alive(shared).await),
-        Door::Readyz => Ok(health::ready(shared).await),
-        Door::Version => Ok(health::version()),
-        Door::Metrics => Ok(metrics::answer(shared).await),
-        Door::Rpc | Door::BoxPort | Door::Relay if shared.phase() != Phase::Serving => {
-            Err(not_ready(shared.phase()))
+        Route::Healthz | Route::Health => Ok(health::live(state).await),
+        Route::Readyz => Ok(health::ready(state).await),
+        Route::Version => Ok(health::version()),
+        Route::Metrics => Ok(metrics::response(state).await),
+        Route::Rpc | Route::BoxPort | Route::Relay if state.phase() != Phase::Serving => {
+            Err(not_ready(state.phase()))
         }
-        Door::Rpc => websocket::upgrade(shared, asked, caller, place),
-        Door::BoxPort => ports::pass(shared, asked, caller, place).await,
-        Door::Relay => langbot::relay(shared, asked, caller, place).await,
+        Route::Rpc => websocket::upgrade(state, request, caller, permit),
+        Route::BoxPort => port_proxy::forward(state, request, caller, permit).await,
+        Route::Relay => langbot::relay(state, request, caller, permit).await,
     }
 }
 
@@ -127,14 +130,18 @@ pub(super) fn not_ready(phase: Phase) -> Refusal {
         Phase::Draining => "the server is stopping",
         Phase::Starting | Phase::Serving => "the server is starting",
     };
-    Refusal::new(Why::NotReady, message)
+    Refusal::new(RefusalReason::NotReady, message)
 }
 
 /// Logs a refused request, without its token.
-fn told(peer: SocketAddr, door: &str, path: &str, refusal: &Refusal) {
-    match refusal.why {
-        Why::NoToken | Why::WrongToken | Why::Browser | Why::Misdirected | Why::Stranger => {
-            tracing::info!(target: "audit", %peer, door, path, why = ?refusal.why, "refused");
+fn log_refusal(peer: SocketAddr, route: &str, path: &str, refusal: &Refusal) {
+    match refusal.reason {
+        RefusalReason::NoToken
+        | RefusalReason::WrongToken
+        | RefusalReason::Browser
+        | RefusalReason::Misdirected
+        | RefusalReason::UnknownInstance => {
+            tracing::info!(target: "audit", %peer, route, path, reason = ?refusal.reason, "refused");
         }
         _ => {}
     }

@@ -5,25 +5,25 @@ use serde_json::json;
 
 use box_runtime::Caller;
 
-use super::answer::{Answer, json as answer};
-use super::shared::{Phase, Shared};
+use super::response::{HttpResponse, json_response as response};
+use super::state::{HttpState, Phase};
 
 /// Answers that the process is alive, in the format of every client.
-pub(super) async fn alive(shared: &Shared) -> Answer {
-    let resources = shared.langbot.resources().await;
+pub(super) async fn live(state: &HttpState) -> HttpResponse {
+    let resources = state.langbot.resources().await;
     let body = json!({"live": true, "status": "ok", "resources": resources});
-    answer(StatusCode::OK, &body)
+    response(StatusCode::OK, &body)
 }
 
 /// Answers with the version.
-pub(super) fn version() -> Answer {
-    answer(StatusCode::OK, &crate::version::json())
+pub(super) fn version() -> HttpResponse {
+    response(StatusCode::OK, &crate::version::json())
 }
 
 /// Answers whether the server is serving and has a usable backend.
-pub(super) async fn ready(shared: &Shared) -> Answer {
-    let phase = shared.phase();
-    let (backend, boxes) = match shared.runtime.status(&Caller::Local).await {
+pub(super) async fn ready(state: &HttpState) -> HttpResponse {
+    let phase = state.phase();
+    let (backend, boxes) = match state.runtime.status(&Caller::Local).await {
         Ok(status) => (Some(status.backend), status.active_boxes),
         Err(_) => (None, 0),
     };
@@ -31,10 +31,10 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
     let error = match phase {
         Phase::Starting => Some("starting"),
         Phase::Draining => Some("draining"),
-        Phase::Serving if !usable => Some("no backend can make boxes here; see boxd doctor"),
+        Phase::Serving if !usable => Some("no backend can create boxes; run boxd doctor"),
         Phase::Serving => None,
     };
-    let mut resources = shared.langbot.resources().await;
+    let mut resources = state.langbot.resources().await;
     // LangBot's name for them.
     resources["sessions"] = boxes.into();
     let serving = phase == Phase::Serving;
@@ -47,19 +47,19 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
         "resources": resources,
     });
     // An installation that requires grants needs more than a backend.
-    if let Some(found) = shared.langbot.grants_readiness().await {
+    if let Some(readiness) = state.langbot.grants_readiness().await {
         for member in ["mode", "backend", "checks", "unsafe_soft_storage_limits"] {
-            body[member] = found[member].clone();
+            body[member] = readiness[member].clone();
         }
         body["checks"]["serving"] = serving.into();
-        if found["ready"] != true && error.is_none() {
+        if readiness["ready"] != true && error.is_none() {
             body["ready"] = false.into();
-            let why = found["error"]
+            let reason = readiness["error"]
                 .as_str()
-                .unwrap_or("what grants promise cannot be kept");
-            body["status"] = why.into();
-            body["error"] = why.into();
-            return answer(StatusCode::SERVICE_UNAVAILABLE, &body);
+                .unwrap_or("the requirements of grants are not met");
+            body["status"] = reason.into();
+            body["error"] = reason.into();
+            return response(StatusCode::SERVICE_UNAVAILABLE, &body);
         }
     }
     let status = match error {
@@ -69,7 +69,7 @@ pub(super) async fn ready(shared: &Shared) -> Answer {
             StatusCode::SERVICE_UNAVAILABLE
         }
     };
-    answer(status, &body)
+    response(status, &body)
 }
 
 #[cfg(test)]
@@ -83,19 +83,19 @@ mod tests {
 
     use super::*;
     use crate::serve::http::auth::Auth;
-    use crate::serve::http::browsers::Hosts;
-    use crate::serve::http::caps::Key;
-    use crate::serve::http::shared::Terms;
+    use crate::serve::http::origin::Hosts;
+    use crate::serve::http::signed_url::SigningKey;
+    use crate::serve::http::state::PortSettings;
 
     #[tokio::test]
-    async fn it_is_ready_between_its_start_and_its_end_and_only_with_a_backend() {
+    async fn readiness_needs_the_serving_phase_and_a_backend() {
         let auth = Auth {
             tokens: None,
             loopback: true,
         };
         let hosts = Hosts::new(&[], "127.0.0.1");
         let runtime = BoxRuntime::start(RuntimeConfig::new(Vec::new()));
-        let terms = Terms {
+        let settings = PortSettings {
             auth,
             hosts,
             only_langbot: false,
@@ -104,17 +104,17 @@ mod tests {
         let service = BoxService::with_connector(ServiceConfig::default(), connector).unwrap();
         let langbot = LangBot::new(runtime.clone(), service, Settings::default()).unwrap();
         let state = tempfile::tempdir().unwrap();
-        let key = Key::of(state.path()).unwrap();
-        let shared = Shared::new(Router::empty(), runtime, langbot.into(), terms, key, 1);
+        let key = SigningKey::load_or_create(state.path()).unwrap();
+        let state = HttpState::new(Router::empty(), runtime, langbot.into(), settings, key, 1);
         for (phase, error) in [
             (Phase::Starting, "starting"),
             (Phase::Serving, "no backend"),
             (Phase::Draining, "draining"),
         ] {
-            shared.enter(phase);
-            let answer = ready(&shared).await;
-            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            state.enter(phase);
+            let response = ready(&state).await;
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
             let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
             assert_eq!(body["ready"], false);
             assert!(body["error"].as_str().unwrap().starts_with(error), "{body}");

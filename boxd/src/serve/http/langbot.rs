@@ -12,10 +12,10 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use serde_json::json;
 
-use super::answer::{Answer, Refusal, Why, json as answer};
-use super::body::Asked;
-use super::routes::Door;
-use super::shared::Shared;
+use super::body::IncomingRequest;
+use super::response::{HttpResponse, Refusal, RefusalReason, json_response as response};
+use super::routes::Route;
+use super::state::HttpState;
 use super::websocket::{HANDSHAKE, key, lists, switching};
 
 /// The process id of a path that names none.
@@ -25,88 +25,95 @@ const DEFAULT: &str = "default";
 const MCP: &str = "mcp";
 
 /// Returns whether LangBot's own port serves this route.
-pub(super) fn has(door: Door) -> bool {
-    matches!(door, Door::Healthz | Door::Readyz | Door::Rpc | Door::Relay)
+pub(super) fn has(route: Route) -> bool {
+    matches!(
+        route,
+        Route::Healthz | Route::Readyz | Route::Rpc | Route::Relay
+    )
 }
 
 /// LangBot's actions, and the policy for its control requests.
-type Served = (Router, Arc<dyn ControlPolicy>);
+type LangBotRouter = (Router, Arc<dyn ControlPolicy>);
 
 /// Returns LangBot's actions for a connection that names its LangBot instance.
 ///
 /// On LangBot's own port every connection must name one.
 pub(super) fn serve(
-    shared: &Shared,
+    state: &HttpState,
     headers: &HeaderMap,
     caller: &Caller,
-) -> Result<Option<Served>, Refusal> {
+) -> Result<Option<LangBotRouter>, Refusal> {
     let instance = headers.get(HeaderName::from_static(INSTANCE_HEADER));
-    if instance.is_none() && !shared.only_langbot {
+    if instance.is_none() && !state.only_langbot {
         return Ok(None);
     }
     let instance = instance
         .and_then(|value| value.to_str().ok())
         .map(str::trim);
-    let host = instance.and_then(|instance| shared.langbot.host(caller, instance));
-    let host = host.ok_or_else(stranger)?;
-    Ok(Some(host.serve(shared.auth.tokens.is_some())))
+    let installation = instance.and_then(|instance| state.langbot.installation(caller, instance));
+    let installation = installation.ok_or_else(unknown_instance)?;
+    Ok(Some(installation.serve(state.auth.tokens.is_some())))
 }
 
-fn stranger() -> Refusal {
-    Refusal::new(Why::Stranger, "Unauthorized")
+fn unknown_instance() -> Refusal {
+    Refusal::new(RefusalReason::UnknownInstance, "Unauthorized")
 }
 
 /// Attaches to the process that the path names, and answers with the upgrade.
 pub(super) async fn relay(
-    shared: &Arc<Shared>,
-    asked: &mut Asked,
+    state: &Arc<HttpState>,
+    request: &mut IncomingRequest,
     caller: Caller,
-    place: ConnectionPermit,
-) -> Result<Answer, Refusal> {
-    let key = key(asked)?;
+    permit: ConnectionPermit,
+) -> Result<HttpResponse, Refusal> {
+    let key = key(request)?;
     let attached = {
         let header = |name: &'static str| {
-            let value = asked.headers().get(HeaderName::from_static(name));
+            let value = request.headers().get(HeaderName::from_static(name));
             value
                 .and_then(|value| value.to_str().ok())
                 .map_or("", str::trim)
         };
-        let host = shared.langbot.known_host(&caller, header(INSTANCE_HEADER));
-        let host = host.ok_or_else(stranger)?;
-        let (session, process) = named(asked.uri().path());
+        let installation = state
+            .langbot
+            .known_installation(&caller, header(INSTANCE_HEADER));
+        let installation = installation.ok_or_else(unknown_instance)?;
+        let (session, process) = parse_path(request.uri().path());
         let (workspace, generation) = (header(WORKSPACE_HEADER), header(GENERATION_HEADER));
-        host.relay(workspace, generation, &session, &process).await
+        installation
+            .relay(workspace, generation, &session, &process)
+            .await
     };
     let relay = match attached {
         Ok(relay) => relay,
-        Err(RelayRefused::Unauthorized) => return Err(stranger()),
+        Err(RelayRefused::Unauthorized) => return Err(unknown_instance()),
         Err(refused) => {
-            let (class, message) = refused.words();
+            let (class, message) = refused.class_and_text();
             let body = json!({"error": {"code": class, "message": message}});
-            return Ok(answer(StatusCode::BAD_REQUEST, &body));
+            return Ok(response(StatusCode::BAD_REQUEST, &body));
         }
     };
-    let offered = lists(asked.headers(), &SEC_WEBSOCKET_PROTOCOL, MCP);
-    let upgraded = hyper::upgrade::on(asked);
-    let shared = Arc::clone(shared);
+    let offered = lists(request.headers(), &SEC_WEBSOCKET_PROTOCOL, MCP);
+    let upgraded = hyper::upgrade::on(request);
+    let state = Arc::clone(state);
     tokio::spawn(async move {
         if let Ok(Ok(upgraded)) = tokio::time::timeout(HANDSHAKE, upgraded).await {
-            let closing = shared.sockets.closing();
+            let closing = state.sockets.closing();
             let stream = TokioIo::new(upgraded);
             relay.run(stream, &Limits::network(), closing).await;
         }
-        drop(place);
+        drop(permit);
     });
-    let mut answer = switching(key);
+    let mut response = switching(key);
     if offered {
         let mcp = HeaderValue::from_static(MCP);
-        answer.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, mcp);
+        response.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, mcp);
     }
-    Ok(answer)
+    Ok(response)
 }
 
 /// Returns the decoded box and process of a relay's path.
-fn named(path: &str) -> (String, String) {
+fn parse_path(path: &str) -> (String, String) {
     let segments: Vec<_> = path.trim_end_matches('/').split('/').collect();
     // `/v1/sessions/{session}/managed-process/{process}/ws`, or without the process.
     let session = segments.get(3).copied().unwrap_or_default();
@@ -123,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_names_a_box_and_a_process() {
+    fn relay_paths_name_a_box_and_a_process() {
         for (path, session, process) in [
             ("/v1/sessions/a-1/managed-process/p/ws", "a-1", "p"),
             ("/v1/sessions/a-1/managed-process/ws", "a-1", "default"),
@@ -134,7 +141,7 @@ mod tests {
                 "a b/c%",
             ),
         ] {
-            assert_eq!(named(path), (session.to_owned(), process.to_owned()));
+            assert_eq!(parse_path(path), (session.to_owned(), process.to_owned()));
         }
     }
 }

@@ -13,8 +13,8 @@ use box_transports::Endpoint;
 use box_transports::server::ServerMetrics;
 use hyper::StatusCode;
 
-use super::answer::{Answer, text};
-use super::shared::Shared;
+use super::response::{HttpResponse, text_response};
+use super::state::HttpState;
 
 /// Counters that requests update.
 #[derive(Debug, Default)]
@@ -28,49 +28,49 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Counts an answered request.
-    pub(super) fn answered(&self, door: &'static str, status: u16) {
+    /// Counts a response.
+    pub(super) fn count_request(&self, route: &'static str, status: u16) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        *requests.entry((door, status)).or_default() += 1;
+        *requests.entry((route, status)).or_default() += 1;
     }
 
     /// Counts a connection that was closed because of the connection limit.
-    pub(super) fn found_no_place(&self) {
+    pub(super) fn count_rejected_connection(&self) {
         self.full.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Sets the other listeners.
-    pub(super) fn watch(&self, listeners: Vec<ServerMetrics>) {
+    pub(super) fn set_listeners(&self, listeners: Vec<ServerMetrics>) {
         // The server calls this once.
         let _ = self.listeners.set(listeners);
     }
 }
 
 /// Returns all metrics.
-pub(super) async fn answer(shared: &Shared) -> Answer {
-    let mut page = Page::default();
-    boxes(&mut page, shared).await;
-    connections(&mut page, shared);
-    let requests = shared.counters.requests.lock();
+pub(super) async fn response(state: &HttpState) -> HttpResponse {
+    let mut metrics = MetricsText::default();
+    boxes(&mut metrics, state).await;
+    connections(&mut metrics, state);
+    let requests = state.counters.requests.lock();
     let requests = requests.unwrap_or_else(PoisonError::into_inner).clone();
-    page.of(
+    metrics.declare(
         "boxd_http_requests_total",
         "counter",
-        "HTTP requests answered, by door and status.",
+        "HTTP responses, by route and status.",
     );
-    for ((door, status), count) in requests {
+    for ((route, status), count) in requests {
         let status = status.to_string();
-        page.one(
+        metrics.sample(
             "boxd_http_requests_total",
-            &[("door", door), ("status", &status)],
+            &[("door", route), ("status", &status)],
             count,
         );
     }
-    process(&mut page, shared.started.elapsed());
-    text(StatusCode::OK, "text/plain; version=0.0.4", page.0)
+    process(&mut metrics, state.started.elapsed());
+    text_response(StatusCode::OK, "text/plain; version=0.0.4", metrics.0)
 }
 
-async fn boxes(page: &mut Page, shared: &Shared) {
+async fn boxes(metrics: &mut MetricsText, state: &HttpState) {
     /// The states of a box, with their names on the wire.
     const STATES: [(BoxState, &str); 6] = [
         (BoxState::Starting, "starting"),
@@ -82,7 +82,7 @@ async fn boxes(page: &mut Page, shared: &Shared) {
     ];
     let mut counts = STATES.map(|(state, name)| (state, name, 0_u64));
     let mut params = BoxListParams::default();
-    while let Ok(page) = shared.runtime.list(&Caller::Local, &params).await {
+    while let Ok(page) = state.runtime.list(&Caller::Local, &params).await {
         for (state, _, count) in &mut counts {
             let of_state = page.items.iter().filter(|item| item.state == *state);
             *count += of_state.count() as u64;
@@ -92,38 +92,38 @@ async fn boxes(page: &mut Page, shared: &Shared) {
             break;
         }
     }
-    page.of("boxd_boxes", "gauge", "Boxes, by state.");
+    metrics.declare("boxd_boxes", "gauge", "Boxes, by state.");
     for (_, name, count) in counts {
-        page.one("boxd_boxes", &[("state", name)], count);
+        metrics.sample("boxd_boxes", &[("state", name)], count);
     }
-    if let Ok(status) = shared.runtime.status(&Caller::Local).await {
+    if let Ok(status) = state.runtime.status(&Caller::Local).await {
         let capacity = status.capacity;
-        page.single(
+        metrics.single(
             "boxd_boxes_used",
             "gauge",
             "Boxes that count against the limit.",
             capacity.used,
         );
-        page.single(
+        metrics.single(
             "boxd_boxes_limit",
             "gauge",
-            "Boxes there may be (runtime.max_boxes).",
+            "Maximum number of boxes (runtime.max_boxes).",
             capacity.limit,
         );
         let usable = u8::from(status.backend.available);
-        page.single(
+        metrics.single(
             "boxd_backend_available",
             "gauge",
-            "Whether boxes can be made.",
+            "Whether the backend can create boxes.",
             usable,
         );
     }
 }
 
-fn connections(page: &mut Page, shared: &Shared) {
+fn connections(metrics: &mut MetricsText, state: &HttpState) {
     // Only the kind of a listener is published, not its path; listeners of one kind share a metric.
     let mut rpc: BTreeMap<&str, (usize, [u64; 3])> = BTreeMap::new();
-    for gauge in shared.counters.listeners.get().into_iter().flatten() {
+    for gauge in state.counters.listeners.get().into_iter().flatten() {
         let (open, refused) = rpc.entry(kind(gauge.endpoint())).or_default();
         *open += gauge.connections();
         let counts = gauge.refused();
@@ -132,40 +132,40 @@ fn connections(page: &mut Page, shared: &Shared) {
             *sum += count;
         }
     }
-    let http = shared.places.in_use();
-    page.of(
+    let http = state.permits.in_use();
+    metrics.declare(
         "boxd_connections",
         "gauge",
-        "Connections open now, by kind of listener.",
+        "Open connections, by kind of listener.",
     );
-    page.one("boxd_connections", &[("listener", "http")], http);
+    metrics.sample("boxd_connections", &[("listener", "http")], http);
     for (listener, (open, _)) in &rpc {
-        page.one("boxd_connections", &[("listener", listener)], open);
+        metrics.sample("boxd_connections", &[("listener", listener)], open);
     }
-    page.single(
+    metrics.single(
         "boxd_connections_limit",
         "gauge",
-        "Connections there may be to each listener (server.max_connections).",
-        shared.places.limit(),
+        "Maximum number of connections per listener (server.max_connections).",
+        state.permits.limit(),
     );
     let name = "boxd_connections_refused_total";
-    page.of(
+    metrics.declare(
         name,
         "counter",
-        "Connections turned away, by kind of listener and reason.",
+        "Rejected connections, by kind of listener and reason.",
     );
-    let full = shared.counters.full.load(Ordering::Relaxed);
-    page.one(name, &[("listener", "http"), ("reason", "full")], full);
+    let full = state.counters.full.load(Ordering::Relaxed);
+    metrics.sample(name, &[("listener", "http"), ("reason", "full")], full);
     for (listener, (_, refused)) in &rpc {
         for (reason, count) in ["full", "handshake", "stranger"].into_iter().zip(refused) {
-            page.one(name, &[("listener", listener), ("reason", reason)], count);
+            metrics.sample(name, &[("listener", listener), ("reason", reason)], count);
         }
     }
-    page.single(
+    metrics.single(
         "boxd_http_websockets",
         "gauge",
-        "Websockets of the RPC on the HTTP port.",
-        shared.sockets.count(),
+        "Open RPC websockets on the HTTP port.",
+        state.sockets.count(),
     );
 }
 
@@ -180,38 +180,42 @@ fn kind(endpoint: &Endpoint) -> &'static str {
     }
 }
 
-fn process(page: &mut Page, uptime: Duration) {
-    page.of("boxd_build_info", "gauge", "Which version runs.");
+fn process(metrics: &mut MetricsText, uptime: Duration) {
+    metrics.declare(
+        "boxd_build_info",
+        "gauge",
+        "Version and commit of the server.",
+    );
     let version = env!("CARGO_PKG_VERSION");
     let labels = [("version", version), ("commit", env!("BUILT_FROM_COMMIT"))];
-    page.one("boxd_build_info", &labels, 1);
-    page.single(
+    metrics.sample("boxd_build_info", &labels, 1);
+    metrics.single(
         "boxd_uptime_seconds",
         "gauge",
-        "How long it has run.",
+        "Seconds since the server started.",
         uptime.as_secs_f64(),
     );
     let started = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .saturating_sub(uptime);
-    page.single(
+    metrics.single(
         "process_start_time_seconds",
         "gauge",
-        "When it began, in Unix time.",
+        "Start time of the process, in Unix time.",
         started.as_secs_f64(),
     );
     if let Some(bytes) = resident_bytes() {
-        page.single(
+        metrics.single(
             "process_resident_memory_bytes",
             "gauge",
-            "Memory in use by boxd itself.",
+            "Resident memory of the server process.",
             bytes,
         );
     }
     if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
         // The count includes the descriptor of this directory.
-        page.single(
+        metrics.single(
             "process_open_fds",
             "gauge",
             "Open file descriptors.",
@@ -231,20 +235,20 @@ fn resident_bytes() -> Option<u64> {
 
 /// The text of all metrics; label values are constants and need no escaping.
 #[derive(Debug, Default)]
-struct Page(String);
+struct MetricsText(String);
 
-impl Page {
+impl MetricsText {
     /// Starts a metric.
-    fn of(&mut self, name: &str, kind: &str, about: &str) {
+    fn declare(&mut self, name: &str, kind: &str, about: &str) {
         // Writing to a string does not fail.
         let _ = write!(self.0, "# HELP {name} {about}\n# TYPE {name} {kind}\n");
     }
 
     /// Adds one value.
-    fn one(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
         self.0.push_str(name);
-        for (place, (label, text)) in labels.iter().enumerate() {
-            let before = if place == 0 { '{' } else { ',' };
+        for (index, (label, text)) in labels.iter().enumerate() {
+            let before = if index == 0 { '{' } else { ',' };
             let _ = write!(self.0, "{before}{label}=\"{text}\"");
         }
         if !labels.is_empty() {
@@ -255,8 +259,8 @@ impl Page {
 
     /// Adds a metric with one value.
     fn single(&mut self, name: &str, kind: &str, about: &str, value: impl Display) {
-        self.of(name, kind, about);
-        self.one(name, &[], value);
+        self.declare(name, kind, about);
+        self.sample(name, &[], value);
     }
 }
 
@@ -265,14 +269,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_written_as_prometheus_reads_them() {
-        let mut page = Page::default();
-        page.of("a_total", "counter", "All of it.");
-        page.one("a_total", &[("door", "rpc"), ("status", "101")], 3);
-        page.single("b", "gauge", "One.", 0.5);
+    fn metrics_use_the_prometheus_format() {
+        let mut metrics = MetricsText::default();
+        metrics.declare("a_total", "counter", "All of it.");
+        metrics.sample("a_total", &[("door", "rpc"), ("status", "101")], 3);
+        metrics.single("b", "gauge", "One.", 0.5);
         let expected = "# HELP a_total All of it.\n# TYPE a_total counter\na_total{door=\"rpc\",status=\"101\"} 3\n\
                         # HELP b One.\n# TYPE b gauge\nb 0.5\n";
-        assert_eq!(page.0, expected);
+        assert_eq!(metrics.0, expected);
     }
 
     #[test]

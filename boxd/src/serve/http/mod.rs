@@ -1,27 +1,27 @@
 //! The HTTP port: health, metrics, the RPC over a websocket, and the gateways.
 //!
 //! 1. `routes`: the route of a path.
-//! 2. `auth`: tokens. `caps`: addresses that need no token. `browsers`: rejects web pages before either.
-//! 3. `dispatch`: a request from its arrival to its answer. `answer`: answers and refusals. `body`: request bodies.
-//! 4. `health`, `metrics`, `websocket`, `ports`, `langbot`: the handlers of the routes.
-//! 5. This file: connections, from the listener to the drain. `shared`: their common state. `stream`: write timeouts.
+//! 2. `auth`: tokens. `signed_url`: addresses that need no token. `origin`: rejects web pages before either.
+//! 3. `dispatch`: a request from its arrival to its response. `response`: responses and refusals. `body`: request bodies.
+//! 4. `health`, `metrics`, `websocket`, `port_proxy`, `langbot`: the handlers of the routes.
+//! 5. This file: connections, from the listener to the drain. `state`: their common state. `write_timeout`: write timeouts.
 
-mod answer;
 pub(crate) mod auth;
 mod body;
-mod browsers;
-pub(crate) mod caps;
 mod dispatch;
+mod header_filter;
 mod health;
 mod langbot;
 mod metrics;
-mod page;
-mod ports;
+mod origin;
+mod port_proxy;
+mod response;
 mod routes;
-mod shared;
-mod stream;
+pub(crate) mod signed_url;
+mod state;
+mod token_filter;
 mod websocket;
-mod withhold;
+mod write_timeout;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -44,37 +44,37 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::auth::Auth;
-use self::browsers::Hosts;
-use self::caps::Key;
-use self::shared::{Phase, Shared, Terms};
-use self::stream::Patient;
+use self::origin::Hosts;
+use self::signed_url::SigningKey;
+use self::state::{HttpState, Phase, PortSettings};
+use self::write_timeout::WriteTimeout;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
 
 /// The maximum time from the end of one request to the end of the next one's head.
 ///
 /// The server does not distinguish a stalled client from an idle one.
-const HEAD: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a client may leave an answer unread.
-const UNREAD: Duration = Duration::from_mins(1);
+/// How long a client may leave a response unread.
+const UNREAD_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The maximum length of a request's head.
-const HEAD_BYTES: usize = 64 * 1024;
+const MAX_HEAD_BYTES: usize = 64 * 1024;
 
 /// The extra time for a connection to end after its calls, to send a close message.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
 /// A bound port that is not served yet.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(crate) struct BoundPort {
     listener: TcpListener,
     address: SocketAddr,
-    terms: Terms,
+    settings: PortSettings,
     limit: usize,
 }
 
-impl Port {
+impl BoundPort {
     /// Binds the configured port, if any.
     ///
     /// A port that other machines can reach requires tokens.
@@ -87,19 +87,19 @@ impl Port {
     }
 
     async fn bind_at(text: &str, section: &ServerSection, tokens: &Tokens) -> Result<Self> {
-        let (host, found) = resolved(text).await?;
-        let loopback = found.iter().all(|address| address.ip().is_loopback());
+        let (host, addresses) = resolve(text).await?;
+        let loopback = addresses.iter().all(|address| address.ip().is_loopback());
         ensure!(
             loopback || !tokens.is_empty(),
-            "beyond loopback callers need tokens (server.token_file, --token-file, BOXD_TOKENS)"
+            "not a loopback address; configure tokens (server.token_file, --token-file or BOXD_TOKENS)"
         );
-        let tokens = (!tokens.is_empty()).then(|| tokens.for_hello());
-        let terms = Terms {
+        let tokens = (!tokens.is_empty()).then(|| tokens.to_rpc());
+        let settings = PortSettings {
             auth: Auth { tokens, loopback },
             hosts: Hosts::new(&section.allowed_hosts, &host),
             only_langbot: false,
         };
-        Self::listen(&found, terms, section).await
+        Self::listen(&addresses, settings, section).await
     }
 
     /// Binds a port for LangBot alone.
@@ -108,35 +108,39 @@ impl Port {
         section: &ServerSection,
         tokens: Option<box_rpc::Tokens>,
     ) -> Result<Self> {
-        let (host, found) = resolved(text).await?;
-        let loopback = found.iter().all(|address| address.ip().is_loopback());
+        let (host, addresses) = resolve(text).await?;
+        let loopback = addresses.iter().all(|address| address.ip().is_loopback());
         ensure!(
             loopback || tokens.is_some(),
-            "beyond loopback LangBot needs a token: set {TOKEN_VARIABLE} to the same secret on both sides"
+            "not a loopback address; set {TOKEN_VARIABLE} to the same secret on both sides"
         );
         let hosts = match &tokens {
             // A web page cannot send the token, so any host name is safe.
             Some(_) => Hosts::any(),
             None => Hosts::new(&section.allowed_hosts, &host),
         };
-        let terms = Terms {
+        let settings = PortSettings {
             auth: Auth { tokens, loopback },
             hosts,
             only_langbot: true,
         };
-        Self::listen(&found, terms, section).await
+        Self::listen(&addresses, settings, section).await
     }
 
-    async fn listen(found: &[SocketAddr], terms: Terms, section: &ServerSection) -> Result<Self> {
-        let listener = TcpListener::bind(found).await?;
+    async fn listen(
+        addresses: &[SocketAddr],
+        settings: PortSettings,
+        section: &ServerSection,
+    ) -> Result<Self> {
+        let listener = TcpListener::bind(addresses).await?;
         let address = listener.local_addr()?;
-        if terms.auth.tokens.is_none() {
-            tracing::warn!(%address, "no token: every program of this machine may use the HTTP port");
+        if settings.auth.tokens.is_none() {
+            tracing::warn!(%address, "no tokens are configured; every local process can use the HTTP port");
         }
         Ok(Self {
             listener,
             address,
-            terms,
+            settings,
             limit: section.max_connections,
         })
     }
@@ -157,22 +161,22 @@ impl Port {
         }
     }
 
-    /// Serves the port; until it is [ready](Http::ready), only health is answered.
+    /// Serves the port; until it is [ready](HttpServer::ready), only health is answered.
     pub(crate) fn serve(
         self,
         runtime: BoxRuntime,
         router: Router,
-        key: Key,
+        key: SigningKey,
         langbot: &Arc<LangBot>,
-    ) -> Http {
+    ) -> HttpServer {
         let langbot = Arc::clone(langbot);
-        let shared = Shared::new(router, runtime, langbot, self.terms, key, self.limit);
-        let shared = Arc::new(shared);
+        let state = HttpState::new(router, runtime, langbot, self.settings, key, self.limit);
+        let state = Arc::new(state);
         let (stop, stopping) = watch::channel(Stop::Never);
-        let accepting = tokio::spawn(accept(self.listener, Arc::clone(&shared), stopping));
-        Http {
+        let accepting = tokio::spawn(accept(self.listener, Arc::clone(&state), stopping));
+        HttpServer {
             address: self.address,
-            shared,
+            state,
             accepting,
             stop,
         }
@@ -186,18 +190,18 @@ fn has_port(host: &str) -> bool {
 }
 
 /// Resolves `HOST:PORT` to the host name in requests and the addresses.
-async fn resolved(text: &str) -> Result<(String, Vec<SocketAddr>)> {
+async fn resolve(text: &str) -> Result<(String, Vec<SocketAddr>)> {
     let Ok(Endpoint::Tcp { address: named, .. }) = format!("tcp://{text}").parse() else {
-        bail!("it is HOST:PORT");
+        bail!("expected HOST:PORT");
     };
-    let found = tokio::net::lookup_host((named.host.as_str(), named.port)).await?;
-    let found = found.collect();
+    let addresses = tokio::net::lookup_host((named.host.as_str(), named.port)).await?;
+    let addresses = addresses.collect();
     let host = if named.host.contains(':') {
         format!("[{}]", named.host)
     } else {
         named.host
     };
-    Ok((host, found))
+    Ok((host, addresses))
 }
 
 /// How open connections should end.
@@ -213,14 +217,14 @@ enum Stop {
 
 /// A port that is being served.
 #[derive(Debug)]
-pub(crate) struct Http {
+pub(crate) struct HttpServer {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    state: Arc<HttpState>,
     accepting: JoinHandle<()>,
     stop: watch::Sender<Stop>,
 }
 
-impl Http {
+impl HttpServer {
     /// Returns the address that is actually bound.
     pub(crate) fn address(&self) -> String {
         format!("http://{}", self.address)
@@ -228,26 +232,26 @@ impl Http {
 
     /// Starts serving all routes, and adds the metrics of the other listeners.
     pub(crate) fn ready(&self, listeners: Vec<ServerMetrics>) {
-        self.shared.counters.watch(listeners);
-        self.shared.enter(Phase::Serving);
+        self.state.counters.set_listeners(listeners);
+        self.state.enter(Phase::Serving);
     }
 
     /// Stops accepting, and ends all connections within this time.
     ///
     /// The server answers running requests and sends websockets the reason.
     pub(crate) async fn close(mut self, within: Duration, restart: bool) {
-        self.shared.enter(Phase::Draining);
+        self.state.enter(Phase::Draining);
         self.accepting.abort();
         // The listener releases its address before the connections end.
         let _ = (&mut self.accepting).await;
         self.stop.send_replace(Stop::Soon);
-        let all = self.shared.places.all_released();
-        let all = tokio::time::timeout(within + LAST_WORDS, all);
-        let sockets = self.shared.sockets.close(within, restart);
+        let all = self.state.permits.all_released();
+        let all = tokio::time::timeout(within + CLOSE_GRACE, all);
+        let sockets = self.state.sockets.close(within, restart);
         let ((), ended) = futures::future::join(sockets, all).await;
         if ended.is_err() {
-            let left = self.shared.places.in_use();
-            tracing::warn!(left, "HTTP connections are cut");
+            let left = self.state.permits.in_use();
+            tracing::warn!(left, "closing HTTP connections that did not finish");
         }
         self.stop.send_replace(Stop::Now);
     }
@@ -255,27 +259,27 @@ impl Http {
 
 /// Accepts connections up to the limit.
 ///
-/// At the limit, a connection that has shown no token is closed to make room.
-async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: watch::Receiver<Stop>) {
-    let mut rests = AcceptBackoff::default();
+/// At the limit, a connection that has shown no token is closed to admit another.
+async fn accept(listener: TcpListener, state: Arc<HttpState>, stop: watch::Receiver<Stop>) {
+    let mut backoff = AcceptBackoff::default();
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                rests.pause(&error, &shared.places).await;
+                backoff.pause(&error, &state.permits).await;
                 continue;
             }
         };
-        rests.reset();
-        let taken = shared.places.acquire();
+        backoff.reset();
+        let taken = state.permits.acquire();
         if !matches!(taken, Some((_, false))) {
-            shared.counters.found_no_place();
+            state.counters.count_rejected_connection();
         }
-        let Some((place, _)) = taken else {
+        let Some((permit, _)) = taken else {
             continue;
         };
-        let (shared, stop) = (Arc::clone(&shared), stop.clone());
-        tokio::spawn(serve(stream, peer, shared, place, stop));
+        let (state, stop) = (Arc::clone(&state), stop.clone());
+        tokio::spawn(serve(stream, peer, state, permit, stop));
     }
 }
 
@@ -283,46 +287,49 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: watch::Receive
 async fn serve(
     stream: TcpStream,
     peer: SocketAddr,
-    shared: Arc<Shared>,
-    place: ConnectionPermit,
+    state: Arc<HttpState>,
+    permit: ConnectionPermit,
     mut stop: watch::Receiver<Stop>,
 ) {
     // Setting options fails only on a connection that is already closed.
     let _ = box_transports::tcp::prepare(&stream);
-    let held = place.clone();
+    let held = permit.clone();
     let service = service_fn(move |request| {
-        let (shared, place) = (Arc::clone(&shared), place.clone());
+        let (state, permit) = (Arc::clone(&state), permit.clone());
         async move {
-            let answer = dispatch::answer(&shared, place, peer, request).await;
-            Ok::<_, Infallible>(answer)
+            let response = dispatch::respond(&state, permit, peer, request).await;
+            Ok::<_, Infallible>(response)
         }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .max_header_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(Patient::new(stream, UNREAD)), service)
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_header_size(MAX_HEAD_BYTES)
+        .serve_connection(
+            TokioIo::new(WriteTimeout::new(stream, UNREAD_TIMEOUT)),
+            service,
+        )
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
-    let mut asked = false;
+    let mut is_draining = false;
     loop {
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
-                    tracing::debug!(%peer, %error, "HTTP connection over");
+                    tracing::debug!(%peer, %error, "HTTP connection ended");
                 }
                 break;
             }
             () = held.evicted() => {
-                tracing::debug!(%peer, "HTTP connection without a token made room for another");
+                tracing::debug!(%peer, "closed an HTTP connection without a token to admit another");
                 break;
             }
             changed = stop.changed() => {
                 if changed.is_err() || *stop.borrow() == Stop::Now {
                     break;
                 }
-                if !asked {
-                    asked = true;
+                if !is_draining {
+                    is_draining = true;
                     connection.as_mut().graceful_shutdown();
                 }
             }

@@ -2,7 +2,7 @@
 
 /// The route of a path; `dispatch` has one handler for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Door {
+pub(super) enum Route {
     /// Liveness.
     Healthz,
     /// Readiness.
@@ -21,7 +21,7 @@ pub(super) enum Door {
     BoxPort,
 }
 
-impl Door {
+impl Route {
     /// Returns the name of the route in metrics and logs.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -40,33 +40,33 @@ impl Door {
 /// All routes.
 ///
 /// `{…}` matches one segment; `**`, at the end, matches any number of segments, including none.
-pub(super) const ROUTES: &[(&str, Door)] = &[
-    ("/healthz", Door::Healthz),
-    ("/readyz", Door::Readyz),
-    ("/health", Door::Health),
-    ("/version", Door::Version),
-    ("/metrics", Door::Metrics),
-    ("/rpc/ws", Door::Rpc),
+pub(super) const ROUTES: &[(&str, Route)] = &[
+    ("/healthz", Route::Healthz),
+    ("/readyz", Route::Readyz),
+    ("/health", Route::Health),
+    ("/version", Route::Version),
+    ("/metrics", Route::Metrics),
+    ("/rpc/ws", Route::Rpc),
     (
         "/v1/sessions/{session}/managed-process/{process}/ws",
-        Door::Relay,
+        Route::Relay,
     ),
-    ("/v1/sessions/{session}/managed-process/ws", Door::Relay),
-    ("/boxes/{box}/port/{port}/**", Door::BoxPort),
+    ("/v1/sessions/{session}/managed-process/ws", Route::Relay),
+    ("/boxes/{box}/port/{port}/**", Route::BoxPort),
 ];
 
 /// Returns the message for a path without a route; it names the most similar route.
 pub(super) fn no_such_path(path: &str) -> String {
     match nearest(&segments(path)) {
-        Some(route) => format!("no such path; the nearest is {route}"),
-        None => "no such path; the routes are in docs/wire.md".to_owned(),
+        Some(route) => format!("unknown path; the closest is {route}"),
+        None => "unknown path; the routes are in docs/wire.md".to_owned(),
     }
 }
 
 /// Returns the route of a path, without its query.
 ///
 /// The path is matched as sent: encoded characters match no route.
-pub(super) fn find(path: &str) -> Option<Door> {
+pub(super) fn find(path: &str) -> Option<Route> {
     let segments: Vec<&str> = segments(path);
     // Refuse these segments before a handler sees them.
     if segments
@@ -75,8 +75,10 @@ pub(super) fn find(path: &str) -> Option<Door> {
     {
         return None;
     }
-    let known = ROUTES.iter().find(|(route, _)| matches(route, &segments));
-    known.map(|(_, door)| *door)
+    let known = ROUTES
+        .iter()
+        .find(|(pattern, _)| matches(pattern, &segments));
+    known.map(|(_, route)| *route)
 }
 
 /// Returns the segments of a path; a trailing slash adds none.
@@ -85,9 +87,9 @@ fn segments(path: &str) -> Vec<&str> {
     path.strip_suffix('/').unwrap_or(path).split('/').collect()
 }
 
-fn matches(route: &str, path: &[&str]) -> bool {
+fn matches(pattern: &str, path: &[&str]) -> bool {
     let mut path = path.iter();
-    for part in segments(route) {
+    for part in segments(pattern) {
         if part == "**" {
             return true;
         }
@@ -103,22 +105,22 @@ fn matches(route: &str, path: &[&str]) -> bool {
 /// Returns the most similar route, if one is similar enough.
 fn nearest(path: &[&str]) -> Option<&'static str> {
     /// The minimum similarity.
-    const ALIKE: f64 = 0.55;
+    const MIN_SIMILARITY: f64 = 0.55;
     ROUTES
         .iter()
-        .map(|(route, _)| (likeness(route, path), *route))
-        .filter(|(alike, _)| *alike > ALIKE)
+        .map(|(pattern, _)| (similarity(pattern, path), *pattern))
+        .filter(|(similarity, _)| *similarity > MIN_SIMILARITY)
         // Prefer the first of equal routes.
         .rev()
         .max_by(|one, other| one.0.total_cmp(&other.0))
-        .map(|(_, route)| route.strip_suffix("/**").unwrap_or(route))
+        .map(|(_, pattern)| pattern.strip_suffix("/**").unwrap_or(pattern))
 }
 
 /// Returns the similarity of a route and the start of a path.
 ///
 /// A `{…}` matches any segment.
-fn likeness(route: &str, path: &[&str]) -> f64 {
-    let parts = segments(route);
+fn similarity(pattern: &str, path: &[&str]) -> f64 {
+    let parts = segments(pattern);
     let open = parts.last() == Some(&"**");
     let named = &parts[..parts.len() - usize::from(open)];
     let length = if open {
@@ -129,7 +131,7 @@ fn likeness(route: &str, path: &[&str]) -> f64 {
     let filled: Vec<&str> = named
         .iter()
         .enumerate()
-        .map(|(place, part)| match path.get(place) {
+        .map(|(index, part)| match path.get(index) {
             Some(segment) if part.starts_with('{') => *segment,
             _ => *part,
         })
@@ -143,24 +145,24 @@ fn likeness(route: &str, path: &[&str]) -> f64 {
     first + strsim::normalized_damerau_levenshtein(&filled.join("/"), &path[..length].join("/"))
 }
 
-/// Returns a path for the log: shortened, and without capabilities.
+/// Returns a path for the log: shortened, and without signatures.
 pub(super) fn redacted(path: &str) -> String {
     /// The maximum length of a logged path.
-    const LONGEST: usize = 200;
-    let mut shown = String::new();
-    for (place, segment) in path.split('/').enumerate() {
-        if place > 0 {
-            shown.push('/');
+    const MAX_PATH_BYTES: usize = 200;
+    let mut redacted_path = String::new();
+    for (index, segment) in path.split('/').enumerate() {
+        if index > 0 {
+            redacted_path.push('/');
         }
         // The separator may be plain or percent-encoded.
         let lower = segment.to_ascii_lowercase();
         match segment.find('~').into_iter().chain(lower.find("%7e")).min() {
-            Some(begins) => shown.extend([&segment[..begins], "~…"]),
-            None => shown.push_str(segment),
+            Some(begins) => redacted_path.extend([&segment[..begins], "~…"]),
+            None => redacted_path.push_str(segment),
         }
     }
-    shown.truncate(shown.floor_char_boundary(LONGEST));
-    shown
+    redacted_path.truncate(redacted_path.floor_char_boundary(MAX_PATH_BYTES));
+    redacted_path
 }
 
 #[cfg(test)]
@@ -168,9 +170,9 @@ mod tests {
     use super::*;
 
     /// Returns paths of a route: with filled placeholders, and with open ends extended.
-    fn paths(route: &str) -> Vec<String> {
+    fn paths(pattern: &str) -> Vec<String> {
         let fill = |word: &str| {
-            let parts = route.strip_suffix("/**").unwrap_or(route).split('/');
+            let parts = pattern.strip_suffix("/**").unwrap_or(pattern).split('/');
             let parts = parts.map(|part| if part.starts_with('{') { word } else { part });
             parts.collect::<Vec<_>>().join("/")
         };
@@ -179,7 +181,7 @@ mod tests {
         for word in ["x", "v1", "ws", "port", "id~cap"] {
             let path = fill(word);
             all.push(format!("{path}/"));
-            if route.ends_with("/**") {
+            if pattern.ends_with("/**") {
                 all.push(format!("{path}/rpc/ws"));
                 all.push(format!("{path}/ws"));
             }
@@ -189,15 +191,15 @@ mod tests {
     }
 
     #[test]
-    fn every_route_leads_to_its_door_and_no_path_to_two() {
-        for (route, door) in ROUTES {
-            for path in paths(route) {
+    fn every_path_matches_exactly_one_route() {
+        for (pattern, route) in ROUTES {
+            for path in paths(pattern) {
                 let found: Vec<_> = ROUTES
                     .iter()
-                    .filter(|(route, _)| matches(route, &segments(&path)))
+                    .filter(|(pattern, _)| matches(pattern, &segments(&path)))
                     .collect();
-                assert_eq!(found, [&(*route, *door)], "{path}");
-                assert_eq!(find(&path), Some(*door), "{path}");
+                assert_eq!(found, [&(*pattern, *route)], "{path}");
+                assert_eq!(find(&path), Some(*route), "{path}");
             }
         }
     }
@@ -205,7 +207,7 @@ mod tests {
     #[test]
     fn segments_are_compared_whole() {
         let port = find("/boxes/b~cap/port/80/rpc/ws");
-        assert_eq!(port, Some(Door::BoxPort));
+        assert_eq!(port, Some(Route::BoxPort));
         for path in [
             "/",
             "",
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_door_names_the_right_one() {
+    fn an_unknown_path_suggests_a_route() {
         for (path, route) in [
             ("/rpc", "/rpc/ws"),
             ("/helthz", "/healthz"),
@@ -246,13 +248,13 @@ mod tests {
 
     #[test]
     fn a_logged_path_has_no_credential() {
-        for (path, shown) in [
+        for (path, redacted_path) in [
             ("/boxes/b~secret/port/80/x", "/boxes/b~…/port/80/x"),
             ("/boxes/b%7Esecret/x", "/boxes/b~…/x"),
             ("/boxes/b%7esecret~secret/x", "/boxes/b~…/x"),
             ("/rpc/ws", "/rpc/ws"),
         ] {
-            assert_eq!(redacted(path), shown);
+            assert_eq!(redacted(path), redacted_path);
         }
         assert_eq!(redacted(&"ä".repeat(500)).chars().count(), 100);
     }

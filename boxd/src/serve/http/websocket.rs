@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use box_gateways::langbot::{BOTH, Frames};
+use box_gateways::langbot::{ALL_CODECS, Frames};
 use box_rpc::{Caller, Codecs, Limits, Options, Session};
 use box_transports::connection_limit::ConnectionPermit;
 use box_transports::server::close_all;
@@ -17,12 +17,12 @@ use hyper::{HeaderMap, Method, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::sync::watch;
 
-use super::answer::{Answer, Refusal, Why};
-use super::body::Asked;
+use super::body::IncomingRequest;
 use super::langbot;
-use super::shared::Shared;
+use super::response::{HttpResponse, Refusal, RefusalReason};
+use super::state::HttpState;
 
-/// How long the client may take to receive the answer to its upgrade.
+/// How long the client may take to receive the response to its upgrade.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// The close status of a server that shuts down.
@@ -35,15 +35,15 @@ const NORMAL: u16 = 1000;
 /// The open websockets.
 #[derive(Debug)]
 pub(super) struct Sockets {
-    open: Mutex<Open>,
+    open: Mutex<OpenSockets>,
     /// The status that they are closed with.
     status: Arc<AtomicU16>,
     /// Signals websockets without RPC calls to end now.
-    over: watch::Sender<bool>,
+    closing_sender: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenSockets {
     sessions: HashMap<u64, Arc<Session>>,
     next: u64,
     /// Whether the server accepts no more websockets.
@@ -55,14 +55,14 @@ impl Default for Sockets {
         Self {
             open: Mutex::default(),
             status: Arc::new(AtomicU16::new(NORMAL)),
-            over: watch::Sender::new(false),
+            closing_sender: watch::Sender::new(false),
         }
     }
 }
 
 impl Sockets {
     /// Locks the state; no code leaves it inconsistent under the lock.
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, OpenSockets> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,14 +91,18 @@ impl Sockets {
     /// Returns once the server is closing.
     pub(super) async fn closing(&self) {
         // `self` owns the sender, so the channel cannot be closed.
-        let _ = self.over.subscribe().wait_for(|over| *over).await;
+        let _ = self
+            .closing_sender
+            .subscribe()
+            .wait_for(|closing| *closing)
+            .await;
     }
 
     /// Closes all websockets within this time, and sends whether the server restarts.
     pub(super) async fn close(&self, within: Duration, restart: bool) {
         let status = if restart { RESTARTING } else { GOING_AWAY };
         self.status.store(status, Ordering::Relaxed);
-        self.over.send_replace(true);
+        self.closing_sender.send_replace(true);
         let sessions: Vec<_> = {
             let mut open = self.open();
             open.closing = true;
@@ -112,15 +116,16 @@ impl Sockets {
 ///
 /// A client that names its LangBot instance sends LangBot's frames only.
 pub(super) fn upgrade(
-    shared: &Arc<Shared>,
-    asked: &mut Asked,
+    state: &Arc<HttpState>,
+    request: &mut IncomingRequest,
     caller: Caller,
-    place: ConnectionPermit,
-) -> Result<Answer, Refusal> {
-    let key = key(asked)?;
-    let (router, codecs, control_policy) = match langbot::serve(shared, asked.headers(), &caller)? {
+    permit: ConnectionPermit,
+) -> Result<HttpResponse, Refusal> {
+    let key = key(request)?;
+    let (router, codecs, control_policy) = match langbot::serve(state, request.headers(), &caller)?
+    {
         Some((router, policy)) => (router, Codecs::Only(&Frames), Some(policy)),
-        None => (shared.router.clone(), Codecs::FirstOf(BOTH), None),
+        None => (state.router.clone(), Codecs::FirstOf(ALL_CODECS), None),
     };
     let options = Options {
         limits: Limits::network(),
@@ -128,46 +133,46 @@ pub(super) fn upgrade(
         control_policy,
         ..Options::new(caller)
     };
-    let upgraded = hyper::upgrade::on(asked);
-    let shared = Arc::clone(shared);
+    let upgraded = hyper::upgrade::on(request);
+    let state = Arc::clone(state);
     tokio::spawn(async move {
         let Ok(Ok(upgraded)) = tokio::time::timeout(HANDSHAKE, upgraded).await else {
             return;
         };
         let stream = TokioIo::new(upgraded);
         let connection = from_upgraded(stream, Role::Server, &options.limits)
-            .closing_with(Arc::clone(&shared.sockets.status));
+            .closing_with(Arc::clone(&state.sockets.status));
         let session = Session::start(connection, router, options);
-        shared.sockets.keep(session).await;
-        drop(place);
+        state.sockets.keep(session).await;
+        drop(permit);
     });
     Ok(switching(key))
 }
 
-/// Creates the answer that upgrades the connection to a websocket.
-pub(super) fn switching(key: HeaderValue) -> Answer {
-    let nothing = Empty::new().map_err(|never| match never {});
-    let mut answer = Response::new(nothing.boxed_unsync());
-    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = answer.headers_mut();
+/// Creates the response that upgrades the connection to a websocket.
+pub(super) fn switching(key: HeaderValue) -> HttpResponse {
+    let empty = Empty::new().map_err(|never| match never {});
+    let mut response = Response::new(empty.boxed_unsync());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_ACCEPT, key);
-    answer
+    response
 }
 
 /// Returns the accept key if this is a websocket request.
-pub(super) fn key(asked: &Asked) -> Result<HeaderValue, Refusal> {
-    let headers = asked.headers();
-    let upgrades = asked.method() == Method::GET
-        && asked.version() == Version::HTTP_11
+pub(super) fn key(request: &IncomingRequest) -> Result<HeaderValue, Refusal> {
+    let headers = request.headers();
+    let upgrades = request.method() == Method::GET
+        && request.version() == Version::HTTP_11
         && lists(headers, &CONNECTION, "upgrade")
         && lists(headers, &UPGRADE, "websocket")
         && lists(headers, &SEC_WEBSOCKET_VERSION, "13");
     if !upgrades {
         return Err(Refusal::new(
-            Why::NoUpgrade,
-            "this is a websocket, of version 13 of its protocol",
+            RefusalReason::NoUpgrade,
+            "this path requires a websocket upgrade, version 13",
         ));
     }
     headers
@@ -175,7 +180,12 @@ pub(super) fn key(asked: &Asked) -> Result<HeaderValue, Refusal> {
         .and_then(|key| key.to_str().ok())
         .filter(|key| is_key(key))
         .and_then(|key| HeaderValue::try_from(accept_key(key)).ok())
-        .ok_or_else(|| Refusal::new(Why::Malformed, "no valid Sec-WebSocket-Key"))
+        .ok_or_else(|| {
+            Refusal::new(
+                RefusalReason::Malformed,
+                "missing or invalid Sec-WebSocket-Key",
+            )
+        })
 }
 
 /// Returns whether the text is sixteen bytes in base64.

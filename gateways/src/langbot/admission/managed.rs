@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use box_protocol::{BoxError, BoxMountSpec, HostPathMode, Network, SpecDraft};
 
-use crate::langbot::Host;
+use crate::langbot::Installation;
 use crate::langbot::config::Config;
 use crate::langbot::context::Placement;
 use crate::langbot::errors::{admission, readiness};
@@ -14,12 +14,12 @@ use crate::langbot::mounts::is_artifact;
 use box_service::blocking;
 
 /// The maximum number of mounts besides the workspace.
-const MOST_MOUNTS: usize = 256;
+const MAX_MOUNTS: usize = 256;
 
 /// The path of the workspace inside a box.
 const WORKSPACE: &str = box_protocol::DEFAULT_MOUNT_PATH;
 
-impl Host {
+impl Installation {
     /// Applies the policy to a spec and checks the fields that a caller may still set.
     pub(in crate::langbot) async fn admit_spec(
         &self,
@@ -43,14 +43,14 @@ impl Host {
         }
         let config = self.config();
         let namespace = placement.namespace.clone();
-        let asked = (
+        let request = (
             draft.host_path.take(),
             draft.extra_mounts.take().unwrap_or_default(),
         );
         let found = blocking(move || {
             let root = managed_root(&config)?;
-            let unmade = |_| readiness("Managed sandbox workspace cannot be made");
-            std::fs::create_dir_all(root.join("tenants")).map_err(unmade)?;
+            let cannot_create = |_| readiness("Managed sandbox workspace cannot be created");
+            std::fs::create_dir_all(root.join("tenants")).map_err(cannot_create)?;
             let tenants = tenants(&root)?;
             let workspace = real(&tenants.join(&namespace));
             if !workspace.starts_with(&tenants) {
@@ -58,15 +58,15 @@ impl Host {
                     "Managed sandbox Workspace path escapes its tenant directory",
                 ));
             }
-            std::fs::create_dir_all(&workspace).map_err(unmade)?;
-            if asked
+            std::fs::create_dir_all(&workspace).map_err(cannot_create)?;
+            if request
                 .0
                 .is_some_and(|path| real(Path::new(path.trim())) != workspace)
             {
                 return Err(admission("Managed sandbox host_path is runtime-owned"));
             }
-            check_mounts(&asked.1, &config.allowed_roots())?;
-            Ok((workspace, asked.1))
+            check_mounts(&request.1, &config.allowed_roots())?;
+            Ok((workspace, request.1))
         });
         let (workspace, mounts) = found.await?;
         // A workspace has exactly one box, regardless of the requested name.
@@ -131,35 +131,37 @@ fn real(path: &Path) -> PathBuf {
 }
 
 fn check_mounts(mounts: &[BoxMountSpec], roots: &[PathBuf]) -> Result<(), BoxError> {
-    let refuse = |why: &str| Err(admission(why));
-    if mounts.len() > MOST_MOUNTS {
-        return refuse("Managed sandbox accepts at most 256 read-only mounts");
+    let refusal = |reason: &str| Err(admission(reason));
+    if mounts.len() > MAX_MOUNTS {
+        return refusal("Managed sandbox accepts at most 256 read-only mounts");
     }
     if !mounts.is_empty() && roots.is_empty() {
-        return refuse("Managed sandbox read-only mounts require allowed_mount_roots");
+        return refusal("Managed sandbox read-only mounts require allowed_mount_roots");
     }
     let mut targets = HashSet::new();
     for mount in mounts {
         if mount.mode != HostPathMode::Ro {
-            return refuse("Managed sandbox additional mounts must be read-only");
+            return refusal("Managed sandbox additional mounts must be read-only");
         }
         let real = std::fs::canonicalize(&mount.host_path);
         let Some(real) = real.ok().filter(|real| real.is_dir()) else {
-            return refuse("Managed sandbox read-only mount source is unavailable");
+            return refusal("Managed sandbox read-only mount source is unavailable");
         };
         if !roots.iter().any(|root| real.starts_with(root)) {
-            return refuse("Managed sandbox read-only mount source is outside allowed_mount_roots");
+            return refusal(
+                "Managed sandbox read-only mount source is outside allowed_mount_roots",
+            );
         }
         if let Some(manifest) = &mount.manifest_path {
             if mount.content_digest.is_none() {
-                return refuse("Managed sandbox mount manifests require content_digest");
+                return refusal("Managed sandbox mount manifests require content_digest");
             }
             let real = std::fs::canonicalize(manifest);
             let Some(real) = real.ok().filter(|real| real.is_file()) else {
-                return refuse("Managed sandbox read-only mount manifest is unavailable");
+                return refusal("Managed sandbox read-only mount manifest is unavailable");
             };
             if !roots.iter().any(|root| real.starts_with(root)) {
-                return refuse(
+                return refusal(
                     "Managed sandbox read-only mount manifest is outside allowed_mount_roots",
                 );
             }
@@ -169,10 +171,10 @@ fn check_mounts(mounts: &[BoxMountSpec], roots: &[PathBuf]) -> Result<(), BoxErr
             .strip_prefix(WORKSPACE)
             .is_some_and(|rest| rest.starts_with('/'));
         if !is_artifact(mount) && !inside {
-            return refuse("Managed sandbox additional mount targets must stay under /workspace");
+            return refusal("Managed sandbox additional mount targets must stay under /workspace");
         }
         if !targets.insert(&mount.mount_path) {
-            return refuse("Managed sandbox additional mount targets must be unique");
+            return refusal("Managed sandbox additional mount targets must be unique");
         }
     }
     Ok(())

@@ -4,9 +4,9 @@ const NOW: UnixMs = UnixMs(1_794_784_697_000);
 
 fn required() -> Admission {
     let admission = Admission::new();
-    let said = json!({"admission": {"required": true}});
+    let value = json!({"admission": {"required": true}});
     let config = Config::default()
-        .merged(said.as_object().unwrap().clone())
+        .merged(value.as_object().unwrap().clone())
         .unwrap();
     admission.configure(&config);
     admission
@@ -37,7 +37,7 @@ fn without_a_policy_grants_are_refused() {
 }
 
 #[test]
-fn a_grant_holds_for_its_time_and_its_placement() {
+fn a_grant_is_valid_for_its_placement_until_it_expires() {
     let admission = required();
     let at = |generation| Placement::new("i", "w", generation);
     assert_eq!(
@@ -61,7 +61,7 @@ fn a_grant_holds_for_its_time_and_its_placement() {
 }
 
 #[test]
-fn revisions_only_rise_and_never_come_back() {
+fn revisions_only_increase() {
     let admission = required();
     admission.install(&grant(5, 2, 10), 10, NOW).unwrap();
     let (held, clear) = admission.install(&grant(5, 2, 5), 10, NOW).unwrap();
@@ -93,7 +93,7 @@ fn revisions_only_rise_and_never_come_back() {
 }
 
 #[test]
-fn a_grant_goes_no_further_than_the_policy() {
+fn a_grant_is_limited_by_the_policy() {
     let admission = required();
     let mut more = grant(1, 1, 10);
     more.max_sessions = 2;
@@ -115,15 +115,18 @@ fn a_grant_goes_no_further_than_the_policy() {
         refusal(admission.install(&grant(1, 1, 0), 10, NOW)),
         "Cannot install an expired sandbox admission grant"
     );
-    assert_eq!(refusal(admission.install(&grant(1, 1, 10), 0, NOW)), FULL);
+    assert_eq!(
+        refusal(admission.install(&grant(1, 1, 10), 0, NOW)),
+        RECORDS_FULL
+    );
 }
 
 #[test]
-fn a_policy_that_cannot_be_read_lets_nobody_in_and_none_is_taken_back() {
+fn an_invalid_policy_admits_no_caller_and_grants_cannot_be_disabled() {
     let admission = Admission::new();
-    let configure = |said: Value| {
+    let configure = |value: Value| {
         let config = Config::default()
-            .merged(said.as_object().unwrap().clone())
+            .merged(value.as_object().unwrap().clone())
             .unwrap();
         admission.configure(&config);
     };
@@ -143,8 +146,8 @@ fn a_policy_that_cannot_be_read_lets_nobody_in_and_none_is_taken_back() {
 }
 
 #[test]
-fn moments_are_given_back_as_they_came() {
-    for (text, told) in [
+fn times_round_trip() {
+    for (text, expected) in [
         (
             "2026-11-15T23:18:17.977162Z",
             "2026-11-15T23:18:17.977162+00:00",
@@ -156,7 +159,7 @@ fn moments_are_given_back_as_they_came() {
         ),
         ("2026-11-15T20:18:17-03:00", "2026-11-15T23:18:17+00:00"),
     ] {
-        assert_eq!(Micros::from_text(text).unwrap().to_text(), told);
+        assert_eq!(Micros::from_text(text).unwrap().to_text(), expected);
     }
     for bad in [
         "",

@@ -48,7 +48,7 @@ struct Class {
 }
 
 pub(super) fn error_text(error: &RpcError) -> String {
-    let message = shortened(error.message());
+    let message = truncated(error.message());
     let limit = error.detail::<LimitDetail>();
     let max = limit.as_ref().map(|limit| limit.max);
     let of_bytes = limit.is_some_and(|limit| limit.limit.contains("bytes"));
@@ -104,7 +104,7 @@ pub(in crate::langbot) fn class_of(error: &RpcError) -> &'static str {
 }
 
 /// Truncates a text to the maximum of LangBot's own server.
-fn shortened(message: &str) -> Cow<'_, str> {
+fn truncated(message: &str) -> Cow<'_, str> {
     match message.char_indices().nth(ERROR_CHARS) {
         Some((cut, _)) => format!("{}... [protocol error truncated]", &message[..cut]).into(),
         None => message.into(),

@@ -27,7 +27,7 @@ fn stable(text: &str) -> String {
 }
 
 #[test]
-fn every_shape_is_written_as_documented() {
+fn every_frame_is_encoded_as_documented() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/langbot/codec/shapes.txt");
     fuzzing::assert_shapes(&Frames, stable, include_str!("shapes.txt"), file);
 }
@@ -62,12 +62,12 @@ fn every_error_survives_as_the_nearest_class() {
 }
 
 #[test]
-fn the_table_of_errors_in_the_document_has_every_class() {
-    let wire = include_str!("../../../../docs/wire.md");
+fn the_documented_error_table_has_every_class() {
+    let page = include_str!("../../../../docs/langbot.md");
     for code in Code::ALL {
         let class = classes::class_of(&RpcError::new(code, ""));
-        let row = format!("| `{code}` | -32");
-        let line = wire.lines().find(|line| line.starts_with(&row));
+        let row = format!("| `{code}` | `");
+        let line = page.lines().find(|line| line.starts_with(&row));
         assert!(line.is_some_and(|line| line.contains(class)), "{code}");
     }
 }
@@ -87,8 +87,8 @@ fn the_id_of_an_unreadable_message_is_found_at_its_start() {
 }
 
 #[test]
-fn a_control_request_with_wrong_content_is_answered_as_langbot_answers_it() {
-    for (action, data, why) in [
+fn an_invalid_control_request_gets_langbots_error() {
+    for (action, data, reason) in [
         (
             "__cancel_action",
             "{}",
@@ -109,12 +109,15 @@ fn a_control_request_with_wrong_content_is_answered_as_langbot_answers_it() {
             panic!("{text}")
         };
         let answer = Frames.error(Some(&CallId::Number(1)), &error).unwrap();
-        assert!(answer.contains(&format!("ValueError: {why}")), "{answer}");
+        assert!(
+            answer.contains(&format!("ValueError: {reason}")),
+            "{answer}"
+        );
     }
 }
 
 #[test]
-fn langbots_captured_frames_are_understood() {
+fn captured_frames_of_langbot_are_decoded() {
     let ping = r#"{"seq_id": 28010, "action": "__ping", "data": {}}"#;
     assert_eq!(
         decode(ping),
@@ -169,7 +172,7 @@ fn langbots_captured_frames_are_understood() {
 }
 
 #[test]
-fn a_long_langbot_error_is_cut() {
+fn a_long_error_is_truncated() {
     let error = RpcError::internal("é".repeat(5000));
     let text = Frames.error(Some(&CallId::Number(1)), &error).unwrap();
     let value: Value = serde_json::from_str(&text).unwrap();

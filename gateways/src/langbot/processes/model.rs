@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn rules_hold_on_construction_and_on_decode() {
-        let empty = "command must not be empty";
+        let empty = "command: must not be empty";
         assert_eq!(
             BoxManagedProcessSpec::new(" ", [""; 0])
                 .unwrap_err()
@@ -232,10 +232,10 @@ mod tests {
             decode(json!({"command": "x", "cwd": "src"}))
                 .unwrap_err()
                 .to_string(),
-            "cwd must be an absolute path inside the sandbox"
+            "cwd: must be an absolute path inside the sandbox"
         );
         let id = decode(json!({"command": "x", "process_id": "a/b"})).unwrap_err();
-        assert_eq!(id.to_string(), "process_id must not contain /");
+        assert_eq!(id.to_string(), "process_id: must not contain /");
         assert_eq!(
             decode(json!({"command": "x", "shell": true}))
                 .unwrap_err()
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_as_langbot_sees_it() {
+    fn a_command_converts_to_langbots_process_info() {
         let mut info = CommandInfo {
             box_id: BoxId::new("mcp-shared").unwrap(),
             command_id: CommandId::new("default").unwrap(),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_managed_process_is_a_command_that_stays() {
+    fn a_managed_process_outlives_its_connection() {
         let spec = decode(json!({
             "process_id": "mcp-1", "command": "npx", "args": ["-y"], "env": {"A": "1"}, "memory_mb": 64,
         }));

@@ -21,17 +21,17 @@ pub(in crate::langbot) struct Process {
     /// Whether a relay is attached.
     attached: AtomicBool,
     /// Bytes of standard output that relays have forwarded.
-    passed_on: AtomicU64,
+    forwarded: AtomicU64,
     /// When its state last changed.
     changed: Mutex<Instant>,
 }
 
 impl Process {
-    pub(super) fn new(passed_on: u64) -> Arc<Self> {
+    pub(super) fn new(forwarded: u64) -> Arc<Self> {
         Arc::new(Self {
             running: AtomicBool::new(true),
             attached: AtomicBool::new(false),
-            passed_on: AtomicU64::new(passed_on),
+            forwarded: AtomicU64::new(forwarded),
             changed: Mutex::new(Instant::now()),
         })
     }
@@ -66,13 +66,13 @@ pub(in crate::langbot) struct Attachment(Arc<Process>);
 
 impl Attachment {
     /// Returns the output offset where reading continues.
-    pub(in crate::langbot) fn passed_on(&self) -> u64 {
-        self.0.passed_on.load(Ordering::Acquire)
+    pub(in crate::langbot) fn forwarded(&self) -> u64 {
+        self.0.forwarded.load(Ordering::Acquire)
     }
 
     /// Records the output offset up to which the relay has forwarded.
-    pub(in crate::langbot) fn pass_on(&self, offset: u64) {
-        self.0.passed_on.store(offset, Ordering::Release);
+    pub(in crate::langbot) fn record_forwarded(&self, offset: u64) {
+        self.0.forwarded.store(offset, Ordering::Release);
     }
 }
 
@@ -91,16 +91,16 @@ impl Processes {
     /// Reserves an entry for a process within the limit.
     ///
     /// A process that replaces another one of the same id needs no new entry.
-    pub(super) fn begin(&self, key: Key, most: usize) -> Result<Arc<Process>, BoxError> {
+    pub(super) fn begin(&self, key: Key, limit: usize) -> Result<Arc<Process>, BoxError> {
         let mut all = self.lock();
         let running = all
             .iter()
             .filter(|(other, process)| **other != key && process.is_running());
-        if running.count() >= most {
-            let message = format!("Box managed process capacity reached ({most})");
+        if running.count() >= limit {
+            let message = format!("Box managed process capacity reached ({limit})");
             return Err(BoxError::capacity(message).with_detail(&Detail {
                 limit: Some("max_managed_processes".to_owned()),
-                max: u64::try_from(most).ok(),
+                max: u64::try_from(limit).ok(),
                 ..Detail::default()
             }));
         }
@@ -117,7 +117,7 @@ impl Processes {
     }
 
     /// Returns the oldest ended processes beyond the number to keep.
-    pub(super) fn too_old(&self, most: usize) -> Vec<Key> {
+    pub(super) fn oldest_ended(&self, limit: usize) -> Vec<Key> {
         let mut ended: Vec<_> = {
             let all = self.lock();
             let ended = all.iter().filter(|(_, process)| !process.is_running());
@@ -125,9 +125,9 @@ impl Processes {
                 .map(|(key, process)| (process.changed(), key.clone()))
                 .collect()
         };
-        let over = ended.len().saturating_sub(most);
+        let excess = ended.len().saturating_sub(limit);
         ended.sort_by_key(|(changed, _)| *changed);
-        ended.truncate(over);
+        ended.truncate(excess);
         ended.into_iter().map(|(_, key)| key).collect()
     }
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn running_ones_are_counted_and_bounded() {
+    async fn running_processes_are_counted_and_limited() {
         let processes = Processes::default();
         let first = processes.begin(key("a"), 1).unwrap();
         let full = processes.begin(key("b"), 1).unwrap_err();
@@ -200,23 +200,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_oldest_of_the_ended_go_first() {
+    async fn the_oldest_ended_processes_are_removed_first() {
         let processes = Processes::default();
         for name in ["a", "b", "c"] {
             processes.begin(key(name), 9).unwrap().ended();
         }
-        assert_eq!(processes.too_old(2), [key("a")]);
-        assert!(processes.too_old(3).is_empty());
+        assert_eq!(processes.oldest_ended(2), [key("a")]);
+        assert!(processes.oldest_ended(3).is_empty());
     }
 
     #[tokio::test]
     async fn a_process_has_one_relay_at_a_time() {
         let process = Process::new(7);
         let relay = process.attach().unwrap();
-        assert_eq!(relay.passed_on(), 7);
+        assert_eq!(relay.forwarded(), 7);
         assert!(process.attach().is_none());
-        relay.pass_on(9);
+        relay.record_forwarded(9);
         drop(relay);
-        assert_eq!(process.attach().unwrap().passed_on(), 9);
+        assert_eq!(process.attach().unwrap().forwarded(), 9);
     }
 }

@@ -11,30 +11,30 @@ use box_rpc::CallError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::json;
 
-use crate::args::{Arguments, Command};
-use crate::connect::NoServer;
-use crate::{FAILED, OVER_QUOTA, output, values};
+use crate::args::{Cli, Command};
+use crate::connect::ConnectError;
+use crate::{EXIT_FAILED, EXIT_OVER_QUOTA, output, values};
 
 /// Prints an error to stderr.
-pub(crate) fn tell(arguments: &Arguments, error: &Error) {
-    let next = next(&arguments.command, target(&arguments.command), error);
-    say(arguments.json, None, error, next);
+pub(crate) fn print(cli: &Cli, error: &Error) {
+    let hint = hint(&cli.command, target(&cli.command), error);
+    write(cli.json, None, error, hint);
 }
 
 /// Prints the error of one of several targets.
-pub(crate) fn tell_about(arguments: &Arguments, about: &str, error: &Error) {
-    let next = next(&arguments.command, named(about), error);
-    say(arguments.json, Some(about), error, next);
+pub(crate) fn print_for_target(cli: &Cli, about: &str, error: &Error) {
+    let hint = hint(&cli.command, parse_target(about), error);
+    write(cli.json, Some(about), error, hint);
 }
 
-fn say(json: bool, about: Option<&str>, error: &Error, next: Option<String>) {
+fn write(json: bool, about: Option<&str>, error: &Error, hint: Option<String>) {
     let message = format!("{error:#}");
     if json {
-        let mut told = json!({"code": code(error), "message": message, "next": next});
+        let mut report = json!({"code": code(error), "message": message, "next": hint});
         if let Some(about) = about {
-            told["about"] = about.into();
+            report["about"] = about.into();
         }
-        return output::complain(&output::visible_json(&json!({"error": told}).to_string()));
+        return output::eprintln(&output::visible_json(&json!({"error": report}).to_string()));
     }
     let mut text = "boxd: ".to_owned();
     if let Some(about) = about {
@@ -47,10 +47,10 @@ fn say(json: bool, about: Option<&str>, error: &Error, next: Option<String>) {
         let lines: Vec<_> = message.lines().map(output::visible).collect();
         text.push_str(&lines.join("\n"));
     }
-    if let Some(next) = next {
-        let _ = write!(text, "\n      {}", output::visible(&next));
+    if let Some(hint) = hint {
+        let _ = write!(text, "\n      {}", output::visible(&hint));
     }
-    output::complain(&text);
+    output::eprintln(&text);
 }
 
 /// The exit code for a failure.
@@ -68,13 +68,13 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
                 _ => 126,
             }
         }
-        Some(detail) if detail.limit.as_deref() == Some("workspace_quota_mb") => OVER_QUOTA,
-        _ => FAILED,
+        Some(detail) if detail.limit.as_deref() == Some("workspace_quota_mb") => EXIT_OVER_QUOTA,
+        _ => EXIT_FAILED,
     }
 }
 
 /// Whether the error is a closed stdout.
-pub(crate) fn is_unheard(error: &Error) -> bool {
+pub(crate) fn is_broken_pipe(error: &Error) -> bool {
     let io = error.chain().find_map(|cause| cause.downcast_ref());
     io.is_some_and(|error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe)
 }
@@ -85,14 +85,14 @@ fn code(error: &Error) -> Option<Code> {
         let client = cause.downcast_ref::<ClientError>().map(ClientError::code);
         client
             .or_else(|| cause.downcast_ref::<CallError>().map(CallError::code))
-            .or_else(|| cause.downcast_ref::<NoServer>().map(NoServer::code))
+            .or_else(|| cause.downcast_ref::<ConnectError>().map(ConnectError::code))
     })
 }
 
 /// The hint for the next step, if the message has none.
-fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> {
+fn hint(command: &Command, target: Target<'_>, error: &Error) -> Option<String> {
     let code = code(error)?;
-    if error.is::<NoServer>() {
+    if error.is::<ConnectError>() {
         return None;
     }
     let client = error
@@ -121,15 +121,17 @@ fn next(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
                 "omit that option, choose another --name, or delete the box first: boxd rm {name}"
             ))
         }
-        (Code::Conflict, _, (Some(name), _)) if client.is_some_and(stands_still) => Some(format!(
-            "see its state with `boxd ps`; `boxd resume {name}` resumes a paused box, `boxd start {name}` starts a stopped one"
-        )),
+        (Code::Conflict, _, (Some(name), _)) if client.is_some_and(is_not_running) => {
+            Some(format!(
+                "see its state with `boxd ps`; `boxd resume {name}` resumes a paused box, `boxd start {name}` starts a stopped one"
+            ))
+        }
         _ => None,
     }
 }
 
 /// Whether the call was refused because the box is not running.
-fn stands_still(error: &ClientError) -> bool {
+fn is_not_running(error: &ClientError) -> bool {
     error
         .refusal()
         .is_some_and(|refusal| refusal.message().ends_with("is not running"))
@@ -141,32 +143,31 @@ type Target<'a> = (Option<&'a str>, Option<&'a str>);
 /// The box and the command of the arguments.
 fn target(command: &Command) -> Target<'_> {
     match command {
-        Command::Run(asked) => (asked.name.as_deref(), None),
-        Command::Exec(asked) => (Some(&asked.name), None),
-        Command::Shell(asked) => (asked.name.as_deref(), None),
-        Command::Port(asked) => (Some(&asked.name), None),
-        Command::Ps(asked) => (asked.name.as_deref(), None),
-        Command::Inspect(asked) => named(&asked.target),
-        Command::Logs(asked) => named(&asked.target),
-        Command::Wait(asked) => named(&asked.target),
+        Command::Run(args) => (args.name.as_deref(), None),
+        Command::Exec(args) => (Some(&args.name), None),
+        Command::Shell(args) => (args.name.as_deref(), None),
+        Command::Port(args) => (Some(&args.name), None),
+        Command::Ps(args) => (args.name.as_deref(), None),
+        Command::Inspect(args) => parse_target(&args.target),
+        Command::Logs(args) => parse_target(&args.target),
+        Command::Wait(args) => parse_target(&args.target),
         _ => (None, None),
     }
 }
 
-fn named(text: &str) -> Target<'_> {
+fn parse_target(text: &str) -> Target<'_> {
     let (name, command) = values::target(text);
     (Some(name), command)
 }
 
 /// Whether invalid arguments contain `--json`, before the arguments of a program.
-fn wants_json(arguments: impl Iterator<Item = OsString>) -> bool {
-    arguments
-        .take_while(|word| word != "--")
+fn wants_json(cli: impl Iterator<Item = OsString>) -> bool {
+    cli.take_while(|word| word != "--")
         .any(|word| word == "--json")
 }
 
 /// The equivalent of a command of other tools.
-fn our_word_for(word: &str) -> Option<&'static str> {
+fn equivalent_command(word: &str) -> Option<&'static str> {
     Some(match word {
         "create" | "new" | "up" => {
             "`boxd run --name NAME 'true'` creates a box; `boxd shell NAME` creates one and opens a shell"
@@ -189,35 +190,35 @@ fn our_word_for(word: &str) -> Option<&'static str> {
 }
 
 /// Prints an argument error with a tip and exits.
-pub(crate) fn usage(error: &clap::Error) -> ! {
+pub(crate) fn exit_with_usage(error: &clap::Error) -> ! {
     if error.use_stderr() && wants_json(std::env::args_os()) {
         let text = error.render().to_string();
         let message = text.split("\n\n").next().unwrap_or_default();
         let message = message.trim_start_matches("error: ").trim_end();
-        let told = json!({"code": Code::Validation, "message": message, "next": "boxd --help"});
-        output::complain(&json!({"error": told}).to_string());
+        let report = json!({"code": Code::Validation, "message": message, "next": "boxd --help"});
+        output::eprintln(&json!({"error": report}).to_string());
         std::process::exit(2);
     }
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
-        && let Some(ours) = our_word_for(word)
+        && let Some(equivalent) = equivalent_command(word)
     {
-        output::complain(&format!(
-            "error: boxd has no command '{word}'\n\n  tip: {ours}"
+        output::eprintln(&format!(
+            "error: boxd has no command '{word}'\n\n  tip: {equivalent}"
         ));
         std::process::exit(2);
     }
     // An unknown option likely belongs to the program, unless clap suggests a similar one.
-    let spelled = error.get(ContextKind::SuggestedArg).is_some();
+    let has_suggestion = error.get(ContextKind::SuggestedArg).is_some();
     let usage = error.get(ContextKind::Usage).map(ToString::to_string);
-    let runs = usage.is_some_and(|usage| usage.contains("[-- <ARGV>...]"));
-    if error.kind() != ErrorKind::UnknownArgument || !runs || spelled {
+    let takes_program = usage.is_some_and(|usage| usage.contains("[-- <ARGV>...]"));
+    if error.kind() != ErrorKind::UnknownArgument || !takes_program || has_suggestion {
         error.exit();
     }
     let mut text = error.render().to_string();
     let _ = write!(
         text,
-        "\n  tip: quote a shell text ('echo hi'), or put a program and its arguments after -- (-- echo hi)"
+        "\n  tip: quote a shell script ('echo hi'), or put a program and its arguments after -- (-- echo hi)"
     );
-    output::complain(&text);
+    output::eprintln(&text);
     std::process::exit(2)
 }

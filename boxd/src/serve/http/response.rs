@@ -1,4 +1,4 @@
-//! Answers and refusals.
+//! Responses and refusals.
 
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
@@ -7,31 +7,35 @@ use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, UPGRADE, WW
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::routes::Door;
+use super::routes::Route;
 
-/// An answer; a gateway may stream its body.
-pub(super) type Answer = Response<UnsyncBoxBody<Bytes, std::io::Error>>;
+/// A response; a gateway may stream its body.
+pub(super) type HttpResponse = Response<UnsyncBoxBody<Bytes, std::io::Error>>;
 
-/// Creates an answer with this text.
-pub(super) fn text(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Answer {
+/// Creates a response with this text.
+pub(super) fn text_response(
+    status: StatusCode,
+    kind: &'static str,
+    text: impl Into<Bytes>,
+) -> HttpResponse {
     let body = Full::new(text.into()).map_err(|never| match never {});
-    let mut answer = Response::new(body.boxed_unsync());
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
+    let mut response = Response::new(body.boxed_unsync());
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    // The state of a box changes, so answers must not be cached.
+    // The state of a box changes, so responses must not be cached.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    answer
+    response
 }
 
-/// Creates an answer with this JSON.
-pub(super) fn json(status: StatusCode, value: &Value) -> Answer {
-    text(status, "application/json", value.to_string())
+/// Creates a response with this JSON.
+pub(super) fn json_response(status: StatusCode, value: &Value) -> HttpResponse {
+    text_response(status, "application/json", value.to_string())
 }
 
 /// Why the server refuses a request before a gateway handles it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum RefusalReason {
     /// The request is malformed.
     Malformed,
     /// The request has no token.
@@ -50,8 +54,8 @@ pub(super) enum Why {
     Misdirected,
     /// The route serves only websockets.
     NoUpgrade,
-    /// Another LangBot instance sent the request; the answer gives no details.
-    Stranger,
+    /// Another LangBot instance sent the request; the response gives no details.
+    UnknownInstance,
     /// The server is starting or draining.
     NotReady,
     /// The target is in the wrong state for the request.
@@ -60,9 +64,9 @@ pub(super) enum Why {
     BadGateway,
 }
 
-impl Why {
+impl RefusalReason {
     /// Returns the HTTP status, the error code and the class.
-    fn words(self) -> (StatusCode, &'static str, &'static str) {
+    fn status_and_codes(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Malformed => (
                 StatusCode::BAD_REQUEST,
@@ -93,7 +97,7 @@ impl Why {
                 "UPGRADE_REQUIRED",
                 "UpgradeRequired",
             ),
-            Self::Stranger => (StatusCode::UNAUTHORIZED, "UNAUTHORIZED", "Unauthorized"),
+            Self::UnknownInstance => (StatusCode::UNAUTHORIZED, "UNAUTHORIZED", "Unauthorized"),
             Self::NotReady => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "UNAVAILABLE",
@@ -108,43 +112,45 @@ impl Why {
 /// A refused request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
-    pub(super) why: Why,
+    pub(super) reason: RefusalReason,
     /// The problem and its remedy; never a secret.
     message: String,
 }
 
 impl Refusal {
-    pub(super) fn new(why: Why, message: impl Into<String>) -> Self {
+    pub(super) fn new(reason: RefusalReason, message: impl Into<String>) -> Self {
         Self {
-            why,
+            reason,
             message: message.into(),
         }
     }
 
-    /// Creates the answer.
+    /// Creates the response.
     ///
     /// Its body is `{"code", "message"}`, or `{"error": {"code", "message"}}` for LangBot's relay.
-    pub(super) fn answer(&self, door: Option<Door>) -> Answer {
-        let (status, code, class) = self.why.words();
-        if self.why == Why::Stranger {
-            return text(status, "text/plain; charset=utf-8", self.message.clone());
+    pub(super) fn response(&self, route: Option<Route>) -> HttpResponse {
+        let (status, code, class) = self.reason.status_and_codes();
+        if self.reason == RefusalReason::UnknownInstance {
+            return text_response(status, "text/plain; charset=utf-8", self.message.clone());
         }
         let message = self.message.as_str();
-        let body = match door {
-            Some(Door::Relay) => json!({"error": {"code": class, "message": message}}),
+        let body = match route {
+            Some(Route::Relay) => json!({"error": {"code": class, "message": message}}),
             _ => json!({"code": code, "message": message}),
         };
-        let mut answer = json(status, &body);
-        let more = match self.why {
-            Why::NoToken | Why::WrongToken => Some((WWW_AUTHENTICATE, "Bearer")),
-            Why::NoUpgrade => Some((UPGRADE, "websocket")),
-            Why::Method => Some((ALLOW, "GET, HEAD")),
+        let mut response = json_response(status, &body);
+        let extra_header = match self.reason {
+            RefusalReason::NoToken | RefusalReason::WrongToken => {
+                Some((WWW_AUTHENTICATE, "Bearer"))
+            }
+            RefusalReason::NoUpgrade => Some((UPGRADE, "websocket")),
+            RefusalReason::Method => Some((ALLOW, "GET, HEAD")),
             _ => None,
         };
-        if let Some((name, value)) = more {
+        if let Some((name, value)) = extra_header {
             let value = HeaderValue::from_static(value);
-            answer.headers_mut().insert(name, value);
+            response.headers_mut().insert(name, value);
         }
-        answer
+        response
     }
 }

@@ -6,8 +6,8 @@ use box_transports::websocket::is_host;
 use hyper::header::{HOST, HeaderName, ORIGIN};
 use hyper::{HeaderMap, Uri};
 
-use super::super::doors;
-use super::answer::{Refusal, Why};
+use super::super::listeners;
+use super::response::{Refusal, RefusalReason};
 
 /// The header by which browsers, but not programs, state a request's origin.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -23,7 +23,7 @@ pub(super) struct Hosts {
 impl Hosts {
     /// Allows the loopback names, the operator's names and the listening host.
     pub(super) fn new(allowed: &[String], listening: &str) -> Self {
-        let names = doors::names(allowed, listening);
+        let names = listeners::names(allowed, listening);
         Self { names, any: false }
     }
 
@@ -45,14 +45,17 @@ impl Hosts {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok());
         let (Some(host), None) = (host, hosts.next()) else {
-            return Err(Refusal::new(Why::Malformed, "one Host is needed"));
+            return Err(Refusal::new(
+                RefusalReason::Malformed,
+                "expected exactly one Host header",
+            ));
         };
         // A request target in absolute form also names a host.
-        let named = uri.authority().map(hyper::http::uri::Authority::as_str);
-        if !self.contains(host) || !named.is_none_or(|named| self.contains(named)) {
+        let authority = uri.authority().map(hyper::http::uri::Authority::as_str);
+        if !self.contains(host) || !authority.is_none_or(|authority| self.contains(authority)) {
             return Err(Refusal::new(
-                Why::Misdirected,
-                "this server is not called that; add the name to server.allowed_hosts if it is",
+                RefusalReason::Misdirected,
+                "host not allowed; add it to server.allowed_hosts",
             ));
         }
         Ok(())
@@ -60,15 +63,15 @@ impl Hosts {
 }
 
 /// Refuses a request that comes from a web page.
-pub(super) fn no_page(headers: &HeaderMap) -> Result<(), Refusal> {
-    let elsewhere = headers
+pub(super) fn refuse_cross_origin(headers: &HeaderMap) -> Result<(), Refusal> {
+    let is_cross_site = headers
         .get_all(FETCH_SITE)
         .iter()
         .any(|site| site != "none" && site != "same-origin");
-    if headers.contains_key(ORIGIN) || elsewhere {
+    if headers.contains_key(ORIGIN) || is_cross_site {
         return Err(Refusal::new(
-            Why::Browser,
-            "pages in browsers are not served",
+            RefusalReason::Browser,
+            "cross-origin browser requests are rejected",
         ));
     }
     Ok(())
@@ -78,7 +81,7 @@ pub(super) fn no_page(headers: &HeaderMap) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    fn asked(uri: &str, pairs: &[(&'static str, &str)]) -> Result<(), Why> {
+    fn request(uri: &str, pairs: &[(&'static str, &str)]) -> Result<(), RefusalReason> {
         let hosts = Hosts::new(
             &["Box.Example".to_owned(), "other:8443".to_owned()],
             "10.0.0.1",
@@ -88,12 +91,12 @@ mod tests {
             headers.append(*name, value.parse().unwrap());
         }
         let checked = hosts.check(&uri.parse().unwrap(), &headers);
-        let checked = checked.and_then(|()| no_page(&headers));
-        checked.map_err(|refusal| refusal.why)
+        let checked = checked.and_then(|()| refuse_cross_origin(&headers));
+        checked.map_err(|refusal| refusal.reason)
     }
 
     #[test]
-    fn only_names_of_this_server_pass() {
+    fn only_allowed_host_names_pass() {
         for host in [
             "localhost",
             "LOCALHOST:80",
@@ -105,7 +108,7 @@ mod tests {
             "other:8443",
             "10.0.0.1:7080",
         ] {
-            assert_eq!(asked("/", &[("host", host)]), Ok(()), "{host}");
+            assert_eq!(request("/", &[("host", host)]), Ok(()), "{host}");
         }
         for host in [
             "evil.example",
@@ -118,30 +121,34 @@ mod tests {
             "0.0.0.0",
             "",
         ] {
-            let refused = asked("/", &[("host", host)]);
-            assert_eq!(refused, Err(Why::Misdirected), "{host}");
+            let refused = request("/", &[("host", host)]);
+            assert_eq!(refused, Err(RefusalReason::Misdirected), "{host}");
         }
         let twice = [("host", "localhost"), ("host", "localhost")];
-        assert_eq!(asked("/", &twice), Err(Why::Malformed));
-        assert_eq!(asked("/", &[]), Err(Why::Malformed));
-        let whole = asked("http://evil.example/", &[("host", "localhost")]);
-        assert_eq!(whole, Err(Why::Misdirected));
-        let ours = asked("http://localhost/x", &[("host", "localhost")]);
+        assert_eq!(request("/", &twice), Err(RefusalReason::Malformed));
+        assert_eq!(request("/", &[]), Err(RefusalReason::Malformed));
+        let whole = request("http://evil.example/", &[("host", "localhost")]);
+        assert_eq!(whole, Err(RefusalReason::Misdirected));
+        let ours = request("http://localhost/x", &[("host", "localhost")]);
         assert_eq!(ours, Ok(()));
     }
 
     #[test]
-    fn pages_are_refused() {
+    fn requests_of_browser_pages_are_refused() {
         let host = ("host", "localhost");
-        for page in [
+        for header in [
             ("origin", "http://localhost"),
             ("origin", "null"),
             ("sec-fetch-site", "cross-site"),
             ("sec-fetch-site", "same-site"),
         ] {
-            assert_eq!(asked("/", &[host, page]), Err(Why::Browser), "{page:?}");
+            assert_eq!(
+                request("/", &[host, header]),
+                Err(RefusalReason::Browser),
+                "{header:?}"
+            );
         }
         // The user typed the address.
-        assert_eq!(asked("/", &[host, ("sec-fetch-site", "none")]), Ok(()));
+        assert_eq!(request("/", &[host, ("sec-fetch-site", "none")]), Ok(()));
     }
 }

@@ -8,10 +8,10 @@ use hyper::HeaderMap;
 use hyper::header::{COOKIE, HeaderName, HeaderValue};
 use percent_encoding::percent_decode_str;
 
-use super::auth::{Auth, LANGBOT};
+use super::auth::{Auth, LANGBOT_HEADER};
 
 /// The minimum length of a word that can hold a token of 32 bytes.
-const SHORTEST_WORD: usize = 40;
+const MIN_WORD_BYTES: usize = 40;
 
 const LENIENT: GeneralPurposeConfig = GeneralPurposeConfig::new()
     .with_decode_padding_mode(DecodePaddingMode::Indifferent)
@@ -29,21 +29,21 @@ impl Auth {
     /// A token may be in any header: plain, in base64 as in Basic authentication, or percent-encoded. Only the cookies
     /// that hold a token are removed. LangBot's token header is always removed, because its value may open another
     /// port.
-    pub(super) fn withhold(&self, headers: &mut HeaderMap) {
-        headers.remove(HeaderName::from_static(LANGBOT));
+    pub(super) fn remove_tokens(&self, headers: &mut HeaderMap) {
+        headers.remove(HeaderName::from_static(LANGBOT_HEADER));
         let Some(tokens) = &self.tokens else {
             return;
         };
         let cookies: Vec<_> = headers.get_all(COOKIE).iter().cloned().collect();
         headers.remove(COOKIE);
         for value in cookies {
-            if let Some(kept) = other_cookies(tokens, &value) {
-                headers.append(COOKIE, kept);
+            if let Some(remaining) = cookies_without_tokens(tokens, &value) {
+                headers.append(COOKIE, remaining);
             }
         }
         let named: Vec<HeaderName> = headers
             .iter()
-            .filter(|(_, value)| holds(tokens, value.as_bytes()))
+            .filter(|(_, value)| contains_token(tokens, value.as_bytes()))
             .map(|(name, _)| name.clone())
             .collect();
         for name in named {
@@ -52,41 +52,41 @@ impl Auth {
     }
 
     /// Returns a query without the parts that hold a token of this server.
-    pub(super) fn other_query(&self, query: &str) -> String {
+    pub(super) fn query_without_tokens(&self, query: &str) -> String {
         let Some(tokens) = &self.tokens else {
             return query.to_owned();
         };
         let parts = query.split('&');
-        let kept: Vec<_> = parts
-            .filter(|part| !holds(tokens, part.as_bytes()))
+        let remaining: Vec<_> = parts
+            .filter(|part| !contains_token(tokens, part.as_bytes()))
             .collect();
-        kept.join("&")
+        remaining.join("&")
     }
 
     /// Returns whether a text holds a token of this server.
-    pub(super) fn is_in(&self, text: &str) -> bool {
+    pub(super) fn has_token(&self, text: &str) -> bool {
         let tokens = self.tokens.as_ref();
-        tokens.is_some_and(|tokens| holds(tokens, text.as_bytes()))
+        tokens.is_some_and(|tokens| contains_token(tokens, text.as_bytes()))
     }
 }
 
 /// Returns the cookies of a header that hold no token.
-fn other_cookies(tokens: &Tokens, value: &HeaderValue) -> Option<HeaderValue> {
-    if !holds(tokens, value.as_bytes()) {
+fn cookies_without_tokens(tokens: &Tokens, value: &HeaderValue) -> Option<HeaderValue> {
+    if !contains_token(tokens, value.as_bytes()) {
         return Some(value.clone());
     }
     let text = std::str::from_utf8(value.as_bytes()).ok()?;
-    let kept: Vec<_> = text
+    let remaining: Vec<_> = text
         .split(';')
         .map(str::trim)
-        .filter(|cookie| !holds(tokens, cookie.as_bytes()))
+        .filter(|cookie| !contains_token(tokens, cookie.as_bytes()))
         .collect();
-    let kept = HeaderValue::try_from(kept.join("; ")).ok()?;
-    (!kept.is_empty()).then_some(kept)
+    let remaining = HeaderValue::try_from(remaining.join("; ")).ok()?;
+    (!remaining.is_empty()).then_some(remaining)
 }
 
 /// Returns whether a text holds a token: plain, percent-encoded or in base64.
-fn holds(tokens: &Tokens, text: &[u8]) -> bool {
+fn contains_token(tokens: &Tokens, text: &[u8]) -> bool {
     if tokens.is_any_in(text) {
         return true;
     }
@@ -100,7 +100,7 @@ fn holds(tokens: &Tokens, text: &[u8]) -> bool {
     }
     let is_outside = |byte: &u8| !(byte.is_ascii_alphanumeric() || b"+/-_".contains(byte));
     let words = plain.split(is_outside);
-    let mut long = words.filter(|word| word.len() >= SHORTEST_WORD);
+    let mut long = words.filter(|word| word.len() >= MIN_WORD_BYTES);
     long.any(|word| {
         let mut decoded = DECODERS
             .iter()
@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn no_token_goes_on_to_a_box_in_whichever_header_and_form_it_is() {
+    fn tokens_are_removed_from_all_headers_and_encodings() {
         let basic = STANDARD.encode(format!("user:{TOKEN}"));
         let other = STANDARD.encode(format!("user:{}", TOKEN.to_uppercase()));
         let mut passed = HeaderMap::new();
         for (name, value) in [
             ("authorization", format!("Bearer {TOKEN}")),
             ("proxy-authorization", format!("Basic {basic}")),
-            (LANGBOT, "of another port".to_owned()),
+            (LANGBOT_HEADER, "of another port".to_owned()),
             ("x-aio-api-key", TOKEN.to_owned()),
             ("x-anything", format!("a, b=\"{TOKEN}\"")),
             (
@@ -147,7 +147,7 @@ mod tests {
         ] {
             passed.append(name, value.parse().unwrap());
         }
-        auth().withhold(&mut passed);
+        auth().remove_tokens(&mut passed);
         let mut left: Vec<_> = passed.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["cookie", "x-api-key", "x-other"]);
@@ -156,10 +156,10 @@ mod tests {
     }
 
     #[test]
-    fn a_query_loses_the_parts_that_hold_a_token() {
+    fn tokens_are_removed_from_a_query() {
         let query = format!("a=1&api_key={TOKEN}&b=2&ann%2F0123456789%2bbcdef0123456789abcdef%3D");
-        assert_eq!(auth().other_query(&query), "a=1&b=2");
-        assert_eq!(auth().other_query("a=1&&b"), "a=1&&b");
-        assert!(auth().is_in(&format!("/x/{TOKEN}")) && !auth().is_in("/x"));
+        assert_eq!(auth().query_without_tokens(&query), "a=1&b=2");
+        assert_eq!(auth().query_without_tokens("a=1&&b"), "a=1&&b");
+        assert!(auth().has_token(&format!("/x/{TOKEN}")) && !auth().has_token("/x"));
     }
 }

@@ -7,11 +7,11 @@ use box_client::{Network, NetworkPolicy, NetworkRule, SpecDraft};
 use box_protocol::{BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HostPathMode, Lifetime};
 use clap::{Args, ValueEnum};
 
-use super::{ConfigFile, Manner, Program};
+use super::{ConfigFile, ExecOptions, Program};
 use crate::{complete, toolchains, values};
 
 /// An idle time that never ends: the largest integer that every JSON parser preserves.
-const FOR_EVER_MS: u64 = (1 << 53) - 1;
+const FOREVER_MS: u64 = (1 << 53) - 1;
 
 const BOX: &str = "Box";
 const FILES: &str = "Files";
@@ -26,24 +26,24 @@ Examples:
   boxd run --allow pypi.org --allow files.pythonhosted.org 'pip download requests'
   boxd run -it bash
   boxd run -d --name work --keep 'make all'     requires a server: boxd serve
-Exit codes: that of the command; 122 quota exceeded; 124 timeout; 125 boxd failed;
-126 program not executable; 127 program not found.
-With --json, each piece of output is a line {\"stream\", \"offset\", \"at\", \"text\"}; {\"exit\"} is last.";
+Exit codes: the command's own, or 122 (quota exceeded), 124 (timeout), 125 (boxd failed),
+126 (program not executable) and 127 (program not found).
+With --json, each chunk of output is a line {\"stream\", \"offset\", \"at\", \"text\"}; {\"exit\"} is last.";
 
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
-pub(crate) struct RunArguments {
+pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) program: Program,
     #[command(flatten)]
-    pub(crate) manner: Manner,
+    pub(crate) exec_options: ExecOptions,
     /// Run in the background on a server and print BOX/COMMAND
     #[arg(short, long, conflicts_with_all = ["tty", "interactive"])]
     pub(crate) detach: bool,
     /// Name the box, keep it and reuse it; requires a server
-    #[arg(add = complete::boxes(), long, alias = "name", value_name = "NAME", help_heading = BOX)]
+    #[arg(add = complete::boxes(), long, value_name = "NAME", help_heading = BOX)]
     pub(crate) name: Option<String>,
-    /// Delete the box after the command; always so without --name
+    /// Delete the box after the command; the default without --name
     #[arg(long, help_heading = BOX, conflicts_with_all = ["keep", "ttl"])]
     pub(crate) rm: bool,
     #[command(flatten)]
@@ -56,7 +56,7 @@ Examples:
   boxd shell                     open a shell in a new box; requires no server
   boxd shell --workspace .       mount this directory as /workspace
   boxd shell work                open a shell in the box `work` and keep the box")]
-pub(crate) struct ShellArguments {
+pub(crate) struct ShellArgs {
     /// Box on the server, created if missing [default: a box that ends with the shell]
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) name: Option<String>,
@@ -75,7 +75,7 @@ pub(crate) struct ShellArguments {
 )]
 pub(crate) struct BoxOptions {
     /// Delete a named box after this idle time (90, 30m, 2d) [default: the server's]
-    #[arg(long, value_name = "TIME", value_parser = values::time, conflicts_with = "keep", help_heading = BOX)]
+    #[arg(long, value_name = "TIME", value_parser = values::duration, conflicts_with = "keep", help_heading = BOX)]
     pub(crate) ttl: Option<Duration>,
     /// Keep a named box until it is deleted
     #[arg(long, help_heading = BOX)]
@@ -83,10 +83,10 @@ pub(crate) struct BoxOptions {
     /// Use this image as the root filesystem
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     pub(crate) image: Option<String>,
-    /// Use this profile; not with a server, which has its own
+    /// Use this profile; not allowed with a server
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     pub(crate) profile: Option<String>,
-    /// Fail if the machine lacks a protection or a limit
+    /// Fail if the machine cannot enforce every protection and limit
     #[arg(long, help_heading = BOX)]
     pub(crate) strict: bool,
     #[command(flatten)]
@@ -95,12 +95,12 @@ pub(crate) struct BoxOptions {
     #[arg(long, value_name = "DIR[:ro]", help_heading = FILES)]
     pub(crate) workspace: Option<String>,
     /// Mount a directory read-only
-    #[arg(long, value_name = "DIR:PLACE[:rw]", help_heading = FILES)]
+    #[arg(long, value_name = "DIR:PATH[:rw]", help_heading = FILES)]
     pub(crate) mount: Vec<String>,
     /// Mount a directory read-write
-    #[arg(short, long, value_name = "DIR:PLACE[:ro]", help_heading = FILES)]
+    #[arg(short, long, value_name = "DIR:PATH[:ro]", help_heading = FILES)]
     pub(crate) volume: Vec<String>,
-    /// Mount toolchains of your home read-only: rustup, uv, nvm, pyenv, volta, bun, deno, go
+    /// Mount toolchains of your home directory read-only: rustup, uv, nvm, pyenv, volta, bun, deno, go
     #[arg(long, help_heading = FILES)]
     pub(crate) with_toolchains: bool,
     /// Limit the workspace to this many MiB
@@ -109,16 +109,16 @@ pub(crate) struct BoxOptions {
     /// Make the root filesystem writable; /usr stays read-only
     #[arg(long, help_heading = FILES)]
     pub(crate) writable: bool,
-    /// Enable or disable the network [default: from the profile, off]
+    /// Enable or disable the network [default: off, unless the profile enables it]
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, help_heading = NETWORK)]
     pub(crate) network: Option<Switch>,
-    /// Allow connections to this host only; repeatable (*.github.com:443, 10.1.2.0/24)
+    /// Allow connections only to this host; repeatable (*.github.com:443, 10.1.2.0/24)
     #[arg(long, value_name = "HOST[:PORT]", help_heading = NETWORK)]
     pub(crate) allow: Vec<NetworkRule>,
     /// Use `boxd port` instead
     #[arg(short, long, hide = true, value_name = "PORT")]
     pub(crate) publish: Vec<String>,
-    /// Limit CPUs: 2, 0.5
+    /// Limit CPU time, in CPUs: 2, 0.5
     #[arg(long, value_name = "N", help_heading = LIMITS)]
     pub(crate) cpus: Option<f64>,
     /// Limit memory, in MiB or with a unit: 512m, 2g
@@ -136,7 +136,7 @@ impl BoxOptions {
     /// The spec of a box with this id.
     ///
     /// It names every field of a spec, so that a new field needs an option here, or `None`.
-    pub(crate) fn draft(&self, box_id: String) -> Result<SpecDraft> {
+    pub(crate) fn spec(&self, box_id: String) -> Result<SpecDraft> {
         if let Some(port) = self.publish.first() {
             bail!(
                 "-p {port}: boxes publish no ports on this machine; use -d --name NAME, then `boxd port NAME PORT`"
@@ -227,8 +227,8 @@ impl BoxOptions {
     /// The idle time of the box, if an option sets it.
     fn idle_ms(&self) -> Option<u64> {
         let ttl = self.ttl.map(|ttl| u64::try_from(ttl.as_millis()));
-        let ttl = ttl.map(|ttl| ttl.unwrap_or(FOR_EVER_MS).min(FOR_EVER_MS));
-        ttl.or(self.keep.then_some(FOR_EVER_MS))
+        let ttl = ttl.map(|ttl| ttl.unwrap_or(FOREVER_MS).min(FOREVER_MS));
+        ttl.or(self.keep.then_some(FOREVER_MS))
     }
 }
 

@@ -33,14 +33,14 @@ pub(super) enum Target {
     /// An existing directory.
     Directory(OwnedFd),
     /// A name, and the type of an existing file of that name.
-    Named(Spot, Option<FileType>),
+    Named(DirEntry, Option<FileType>),
     /// A stream of this process, such as `/dev/stdin`.
     Stream(File),
 }
 
 /// A name in a directory.
 #[derive(Debug)]
-pub(super) struct Spot {
+pub(super) struct DirEntry {
     pub(super) directory: OwnedFd,
     pub(super) name: OsString,
 }
@@ -49,66 +49,66 @@ pub(super) struct Spot {
 pub(super) fn source(path: &Path) -> Result<Source> {
     // Do not wait for a writer of a pipe.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    if is_own_stream(path) {
+    if is_process_stream(path) {
         return Ok(Source::Stream(
-            File::open(path).with_context(|| shown(path))?,
+            File::open(path).with_context(|| display(path))?,
         ));
     }
-    let followed = if means_directory(path) {
+    let followed = if names_directory(path) {
         OFlags::DIRECTORY
     } else {
         OFlags::NOFOLLOW
     };
     let opened = match rustix::fs::open(path, flags | followed, Mode::empty()) {
-        Err(Errno::LOOP) => bail!("{}", linked(path)),
-        opened => opened.with_context(|| shown(path))?,
+        Err(Errno::LOOP) => bail!("{}", link_error(path)),
+        opened => opened.with_context(|| display(path))?,
     };
-    let stat = rustix::fs::fstat(&opened).with_context(|| shown(path))?;
+    let stat = rustix::fs::fstat(&opened).with_context(|| display(path))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => Ok(Source::Directory(opened)),
         FileType::RegularFile => Ok(Source::File(opened.into(), stat)),
-        _ => bail!("{} is neither a file nor a directory", path.display()),
+        _ => bail!("{}: neither a file nor a directory", path.display()),
     }
 }
 
 /// Resolves the target.
 pub(super) fn target(path: &Path) -> Result<Target> {
-    if is_own_stream(path) {
+    if is_process_stream(path) {
         let stream = File::options().write(true).open(path);
-        return Ok(Target::Stream(stream.with_context(|| shown(path))?));
+        return Ok(Target::Stream(stream.with_context(|| display(path))?));
     }
-    if means_directory(path) {
+    if names_directory(path) {
         match rustix::fs::open(path, DIRECTORY, Mode::empty()) {
             Ok(directory) => return Ok(Target::Directory(directory)),
             Err(Errno::NOENT) => {}
-            Err(errno) => return Err(errno).with_context(|| shown(path)),
+            Err(errno) => return Err(errno).with_context(|| display(path)),
         }
     }
     let plain: PathBuf = path.components().collect();
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let kind = match rustix::fs::open(&plain, flags, Mode::empty()) {
-        Ok(there) => {
-            let stat = rustix::fs::fstat(&there).with_context(|| shown(path))?;
+        Ok(opened) => {
+            let stat = rustix::fs::fstat(&opened).with_context(|| display(path))?;
             match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Symlink => bail!("{}", linked(path)),
+                FileType::Symlink => bail!("{}", link_error(path)),
                 FileType::Directory => {
-                    let directory = rustix::fs::openat(&there, c".", DIRECTORY, Mode::empty());
-                    return Ok(Target::Directory(directory.with_context(|| shown(path))?));
+                    let directory = rustix::fs::openat(&opened, c".", DIRECTORY, Mode::empty());
+                    return Ok(Target::Directory(directory.with_context(|| display(path))?));
                 }
                 kind => Some(kind),
             }
         }
         Err(Errno::NOENT) => None,
-        Err(errno) => return Err(errno).with_context(|| shown(path)),
+        Err(errno) => return Err(errno).with_context(|| display(path)),
     };
     let parent = match plain.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
     let directory = rustix::fs::open(parent, DIRECTORY, Mode::empty());
-    let directory = directory.with_context(|| shown(parent))?;
+    let directory = directory.with_context(|| display(parent))?;
     let name = name_of(&plain)?;
-    Ok(Target::Named(Spot { directory, name }, kind))
+    Ok(Target::Named(DirEntry { directory, name }, kind))
 }
 
 /// The last part of a path.
@@ -116,39 +116,39 @@ pub(super) fn name_of(path: &Path) -> Result<OsString> {
     if let Some(name) = path.file_name() {
         return Ok(name.to_owned());
     }
-    let real = std::fs::canonicalize(path).with_context(|| shown(path))?;
+    let real = std::fs::canonicalize(path).with_context(|| display(path))?;
     let name = real.file_name().map(OsStr::to_owned);
-    name.with_context(|| format!("{} has no file name", path.display()))
+    name.with_context(|| format!("{}: no file name", path.display()))
 }
 
 /// Whether a path ends with a slash, so that a link to a directory is followed.
-fn means_directory(path: &Path) -> bool {
+fn names_directory(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     bytes.ends_with(b"/") || bytes.ends_with(b"/.")
 }
 
 /// Whether a path is a stream of this process, which the kernel shows as a link.
-fn is_own_stream(path: &Path) -> bool {
+fn is_process_stream(path: &Path) -> bool {
     ["/dev/fd", "/proc/self/fd"]
         .iter()
-        .any(|place| path.parent() == Some(Path::new(place)))
+        .any(|persist| path.parent() == Some(Path::new(persist)))
         || ["/dev/stdin", "/dev/stdout", "/dev/stderr"]
             .iter()
             .any(|name| path == Path::new(name))
 }
 
-fn linked(path: &Path) -> String {
+fn link_error(path: &Path) -> String {
     let path = path.display();
     format!(
-        "{path}: is a symbolic link, which cp does not follow; name its target, or write {path}/ for a directory"
+        "{path}: symbolic link, which cp does not follow; name its target, or write {path}/ for a directory"
     )
 }
 
-fn shown(path: &Path) -> String {
+fn display(path: &Path) -> String {
     path.display().to_string()
 }
 
-impl Spot {
+impl DirEntry {
     /// The metadata of the name, without following a link.
     pub(super) fn stat(&self) -> io::Result<Option<Stat>> {
         match rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -208,7 +208,7 @@ impl Spot {
 const TRIES: usize = 16;
 
 /// Opens the same directory again.
-pub(super) fn same(directory: &OwnedFd) -> io::Result<OwnedFd> {
+pub(super) fn reopen(directory: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(
         directory,
         c".",

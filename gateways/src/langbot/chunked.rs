@@ -9,24 +9,24 @@ use async_trait::async_trait;
 use box_rpc::{Connection, ConnectionError, Limits, ReceiveHalf, SendHalf};
 use tokio::time::{Instant, timeout_at};
 
-use super::pieces::{Assembly, LINE_BYTES, PIECE_BYTES, Pieces};
+use super::chunks::{CHUNK_BYTES, Chunks, LINE_BYTES, Reassembly};
 
 /// A connection that splits long messages, over one that carries lines.
-pub struct InPieces {
+pub struct ChunkedConnection {
     send: Box<dyn SendHalf>,
     receive: Box<dyn ReceiveHalf>,
     limits: (usize, Duration),
 }
 
-impl std::fmt::Debug for InPieces {
+impl std::fmt::Debug for ChunkedConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("InPieces").finish_non_exhaustive()
     }
 }
 
-impl InPieces {
+impl ChunkedConnection {
     /// Wraps `lines`; `limits` gives the maximum message length and receive time.
-    pub fn over(lines: Box<dyn Connection>, limits: &Limits) -> Self {
+    pub fn new(lines: Box<dyn Connection>, limits: &Limits) -> Self {
         let (send, mut receive) = lines.split();
         receive.set_message_limit(limits.message_bytes.max(LINE_BYTES));
         Self {
@@ -37,30 +37,30 @@ impl InPieces {
     }
 }
 
-impl Connection for InPieces {
+impl Connection for ChunkedConnection {
     fn split(self: Box<Self>) -> (Box<dyn SendHalf>, Box<dyn ReceiveHalf>) {
-        let (longest, frame) = self.limits;
-        let receive = Receive {
+        let (max_bytes, frame) = self.limits;
+        let receive = ChunkedReceive {
             lines: self.receive,
-            assembly: Assembly::new(longest),
+            assembly: Reassembly::new(max_bytes),
             frame,
-            until: None,
+            deadline: None,
             failed: None,
         };
-        (Box::new(Send(self.send)), Box::new(receive))
+        (Box::new(ChunkedSend(self.send)), Box::new(receive))
     }
 }
 
 /// The sending half.
-struct Send(Box<dyn SendHalf>);
+struct ChunkedSend(Box<dyn SendHalf>);
 
 #[async_trait]
-impl SendHalf for Send {
+impl SendHalf for ChunkedSend {
     async fn send(&mut self, message: String) -> Result<(), ConnectionError> {
-        if message.len() <= PIECE_BYTES {
+        if message.len() <= CHUNK_BYTES {
             return self.0.send(message).await;
         }
-        for line in Pieces::of(&message) {
+        for line in Chunks::of(&message) {
             self.0.send(line).await?;
         }
         Ok(())
@@ -71,7 +71,7 @@ impl SendHalf for Send {
     }
 
     async fn send_all(&mut self, messages: &mut VecDeque<String>) -> Result<(), ConnectionError> {
-        if messages.iter().all(|message| message.len() <= PIECE_BYTES) {
+        if messages.iter().all(|message| message.len() <= CHUNK_BYTES) {
             return self.0.send_all(messages).await;
         }
         while let Some(message) = messages.pop_front() {
@@ -90,41 +90,41 @@ impl SendHalf for Send {
 }
 
 /// The receiving half.
-struct Receive {
+struct ChunkedReceive {
     lines: Box<dyn ReceiveHalf>,
-    assembly: Assembly,
+    assembly: Reassembly,
     /// How long a message may take to arrive.
     frame: Duration,
     /// The deadline of the message that is arriving.
-    until: Option<Instant>,
+    deadline: Option<Instant>,
     /// An error to return from the next call.
     failed: Option<ConnectionError>,
 }
 
-impl Receive {
+impl ChunkedReceive {
     /// Returns a message if the line completes one.
-    fn take(&mut self, line: String) -> Result<Option<String>, ConnectionError> {
-        let taken = self.assembly.take(line);
+    fn push(&mut self, line: String) -> Result<Option<String>, ConnectionError> {
+        let pushed = self.assembly.push(line);
         if !self.assembly.is_open() {
-            self.until = None;
-            return taken;
+            self.deadline = None;
+            return pushed;
         }
         let now = Instant::now();
-        let until = *self.until.get_or_insert_with(|| now + self.frame);
-        if now > until {
+        let deadline = *self.deadline.get_or_insert_with(|| now + self.frame);
+        if now > deadline {
             return Err(ConnectionError::Stalled(self.frame));
         }
-        taken
+        pushed
     }
 
     async fn line(&mut self) -> Result<Option<String>, ConnectionError> {
-        let Some(until) = self.until else {
+        let Some(deadline) = self.deadline else {
             return self.lines.receive().await;
         };
-        match timeout_at(until, self.lines.receive()).await {
+        match timeout_at(deadline, self.lines.receive()).await {
             Err(_) => Err(ConnectionError::Stalled(self.frame)),
             Ok(Err(ConnectionError::TooLarge { .. })) => {
-                Err(ConnectionError::Framing("a piece longer than its message"))
+                Err(ConnectionError::Framing("chunk longer than its message"))
             }
             Ok(received) => received,
         }
@@ -132,7 +132,7 @@ impl Receive {
 }
 
 #[async_trait]
-impl ReceiveHalf for Receive {
+impl ReceiveHalf for ChunkedReceive {
     async fn receive(&mut self) -> Result<Option<String>, ConnectionError> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -141,7 +141,7 @@ impl ReceiveHalf for Receive {
             let Some(line) = self.line().await? else {
                 return Ok(None);
             };
-            if let Some(message) = self.take(line)? {
+            if let Some(message) = self.push(line)? {
                 return Ok(Some(message));
             }
         }
@@ -150,7 +150,7 @@ impl ReceiveHalf for Receive {
     fn receive_ready(&mut self) -> Option<String> {
         while self.failed.is_none() {
             let line = self.lines.receive_ready()?;
-            match self.take(line) {
+            match self.push(line) {
                 Ok(Some(message)) => return Some(message),
                 Ok(None) => {}
                 Err(error) => self.failed = Some(error),

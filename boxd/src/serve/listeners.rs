@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use box_gateways::langbot::BOTH;
+use box_gateways::langbot::ALL_CODECS;
 use box_rpc::{Auth, Caller, Codecs, Options, Router};
 use box_transports::server::{Server, ServerMetrics};
 use box_transports::tls::{Identity, Pem, ServerTls};
@@ -17,11 +17,11 @@ use crate::config::ServerSection;
 
 /// All open listeners.
 #[derive(Debug)]
-pub(super) struct Doors {
+pub(super) struct Listeners {
     servers: Vec<Server>,
 }
 
-impl Doors {
+impl Listeners {
     /// Listens at every endpoint; if one fails, at none.
     pub(super) async fn open(
         section: &ServerSection,
@@ -32,18 +32,18 @@ impl Doors {
         let mut servers = Vec::new();
         for text in listen {
             let endpoint: Endpoint = text.parse().with_context(|| format!("endpoint {text}"))?;
-            let rule =
-                Rule::of(&endpoint, section, tokens).with_context(|| format!("endpoint {text}"))?;
+            let auth_rule = AuthRule::new(&endpoint, section, tokens)
+                .with_context(|| format!("endpoint {text}"))?;
             let options = ListenOptions {
                 tls: tls(&endpoint, section)?,
                 max_connections: section.max_connections,
-                upgrade_policy: Some(Arc::new(browsers_kept_out(&endpoint, section))),
+                upgrade_policy: Some(Arc::new(origin_check(&endpoint, section))),
                 ..ListenOptions::default()
             };
             let listener = endpoint.listen(&options).await;
             let listener = listener.with_context(|| format!("endpoint {text}"))?;
             let limits = options.limits;
-            let each = move |_: &PeerInfo| rule.options(limits.clone());
+            let each = move |_: &PeerInfo| auth_rule.options(limits.clone());
             servers.push(Server::start(listener, router.clone(), each));
         }
         Ok(Self { servers })
@@ -58,7 +58,7 @@ impl Doors {
     }
 
     /// Returns the metrics of each listener.
-    pub(super) fn gauges(&self) -> Vec<ServerMetrics> {
+    pub(super) fn metrics(&self) -> Vec<ServerMetrics> {
         self.servers.iter().map(Server::metrics).collect()
     }
 
@@ -74,7 +74,7 @@ impl Doors {
 
 /// How a listener authenticates its callers.
 #[derive(Debug, Clone)]
-enum Rule {
+enum AuthRule {
     /// No authentication: only this user can connect.
     Open,
     /// No authentication: only this machine can connect, and no token is configured.
@@ -87,27 +87,27 @@ enum Rule {
     Certificate,
 }
 
-impl Rule {
-    fn of(endpoint: &Endpoint, section: &ServerSection, tokens: &Tokens) -> Result<Self> {
+impl AuthRule {
+    fn new(endpoint: &Endpoint, section: &ServerSection, tokens: &Tokens) -> Result<Self> {
         let address = match endpoint {
             Endpoint::Unix { .. } => return Ok(Self::Open),
             Endpoint::Tcp { address, tls } | Endpoint::WebSocket { address, tls, .. } => {
                 (address, *tls)
             }
-            _ => bail!("a server listens at unix:, tcp://, tls://, ws:// or wss://"),
+            _ => bail!("unsupported scheme; use unix:, tcp://, tls://, ws:// or wss://"),
         };
         if !tokens.is_empty() {
-            return Ok(Self::Token(tokens.for_hello()));
+            return Ok(Self::Token(tokens.to_rpc()));
         }
         if address.1 && section.tls_client_ca.is_some() {
             return Ok(Self::Certificate);
         }
         ensure!(
             is_loopback(&address.0.host),
-            "beyond loopback callers need tokens (server.token_file, --token-file, BOXD_TOKENS) or client certificates \
-             (server.tls_client_ca)"
+            "not a loopback address; configure tokens (server.token_file, --token-file or BOXD_TOKENS) or client \
+             certificates (server.tls_client_ca)"
         );
-        tracing::warn!(%endpoint, "no token: every program of this machine may use it");
+        tracing::warn!(%endpoint, "no tokens are configured; every local process can connect");
         Ok(Self::Loopback)
     }
 
@@ -121,7 +121,7 @@ impl Rule {
         };
         Options {
             limits,
-            codecs: Codecs::FirstOf(BOTH),
+            codecs: Codecs::FirstOf(ALL_CODECS),
             ..Options::new(auth)
         }
     }
@@ -139,7 +139,7 @@ pub(super) fn is_loopback(host: &str) -> bool {
 pub(super) fn check(text: &str, section: &ServerSection, tokens: &Tokens) -> Result<()> {
     let checked = || {
         let endpoint: Endpoint = text.parse()?;
-        Rule::of(&endpoint, section, tokens)?;
+        AuthRule::new(&endpoint, section, tokens)?;
         tls(&endpoint, section)
     };
     checked()
@@ -165,16 +165,16 @@ pub(super) fn names(allowed: &[String], host: &str) -> Vec<String> {
 }
 
 /// Returns the websocket checks: an allowed host name, and no web page.
-fn browsers_kept_out(endpoint: &Endpoint, section: &ServerSection) -> UpgradePolicy {
+fn origin_check(endpoint: &Endpoint, section: &ServerSection) -> UpgradePolicy {
     let Endpoint::WebSocket { address, path, .. } = endpoint else {
         return UpgradePolicy::new();
     };
-    let gate = if path.is_empty() {
+    let policy = if path.is_empty() {
         UpgradePolicy::new()
     } else {
         UpgradePolicy::new().paths([path])
     };
-    gate.hosts(names(&section.allowed_hosts, &address.host))
+    policy.hosts(names(&section.allowed_hosts, &address.host))
 }
 
 fn tls(endpoint: &Endpoint, section: &ServerSection) -> Result<Option<ServerTls>> {
@@ -182,7 +182,7 @@ fn tls(endpoint: &Endpoint, section: &ServerSection) -> Result<Option<ServerTls>
         return Ok(None);
     };
     let (Some(certificate), Some(key)) = (&section.tls_certificate, &section.tls_key) else {
-        bail!("{endpoint} needs server.tls_certificate and server.tls_key");
+        bail!("{endpoint}: TLS requires server.tls_certificate and server.tls_key");
     };
     let identity = Identity {
         certificates: Pem::Path(certificate.clone()),

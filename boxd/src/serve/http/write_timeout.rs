@@ -10,14 +10,14 @@ use tokio::time::{Sleep, sleep};
 
 /// A stream that fails once a write has waited longer than its limit.
 #[derive(Debug)]
-pub(super) struct Patient<S> {
+pub(super) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,
     /// The timer that runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
+impl<S> WriteTimeout<S> {
     pub(super) fn new(stream: S, limit: Duration) -> Self {
         Self {
             stream,
@@ -43,7 +43,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -53,7 +53,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -93,10 +93,10 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_that_stops_is_given_up_and_a_slow_one_is_not() {
+    async fn a_stalled_reader_times_out_and_a_slow_one_does_not() {
         let limit = Duration::from_mins(1);
         let (client, server) = tokio::io::duplex(16);
-        let mut server = Patient::new(server, limit);
+        let mut server = WriteTimeout::new(server, limit);
         let slow = tokio::spawn(async move {
             let mut client = client;
             for _ in 0..4 {

@@ -19,19 +19,19 @@ use hyper::header::{
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 
-use super::answer::{Answer, Refusal, Why};
-use super::body::Asked;
-use super::caps::{Named, Scope};
+use super::body::IncomingRequest;
 use super::dispatch::not_ready;
-use super::page;
-use super::shared::{Phase, Shared};
+use super::header_filter;
+use super::response::{HttpResponse, Refusal, RefusalReason};
+use super::signed_url::{BoxSegment, Scope};
+use super::state::{HttpState, Phase};
 use super::websocket::lists;
 
 /// The capacity of the message queue to the service in this process.
-const QUEUED: usize = 64;
+const QUEUE_MESSAGES: usize = 64;
 
 /// Hop-by-hop headers, which the proxy does not forward.
-const HOP: [&str; 8] = [
+const HOP_BY_HOP: [&str; 8] = [
     "connection",
     "keep-alive",
     "proxy-authenticate",
@@ -44,7 +44,7 @@ const HOP: [&str; 8] = [
 
 /// The parsed path of a request.
 struct Target<'a> {
-    named: Named,
+    segment: BoxSegment,
     port: NonZeroU16,
     /// The path up to and including the port, as the client wrote it.
     prefix: &'a str,
@@ -54,17 +54,18 @@ struct Target<'a> {
 
 impl<'a> Target<'a> {
     fn of(path: &'a str) -> Result<Self, Refusal> {
-        let malformed = |what| Refusal::new(Why::Malformed, what);
+        let malformed = |what| Refusal::new(RefusalReason::Malformed, what);
         let mut parts = path.splitn(6, '/').skip(2);
         let (segment, port) = (parts.next().unwrap_or_default(), parts.nth(1));
-        let named = Named::read(segment).ok_or_else(|| malformed("the box's id is not UTF-8"))?;
+        let segment =
+            BoxSegment::read(segment).ok_or_else(|| malformed("box: the id is not UTF-8"))?;
         let text = port.unwrap_or_default();
         let port = text.parse().ok();
-        let port = port.ok_or_else(|| malformed("a port is a number from 1 to 65535"))?;
+        let port = port.ok_or_else(|| malformed("port: must be a number from 1 to 65535"))?;
         let length = path.len() - parts.next().map_or(0, |rest| rest.len() + 1);
         let (prefix, rest) = path.split_at(length);
         Ok(Self {
-            named,
+            segment,
             port,
             prefix,
             rest,
@@ -72,121 +73,127 @@ impl<'a> Target<'a> {
     }
 
     fn box_id(&self) -> Result<BoxId, Refusal> {
-        BoxId::new(&self.named.id).map_err(|_| unknown(&self.named.id))
+        BoxId::new(&self.segment.id).map_err(|_| unknown_box(&self.segment.id))
     }
 }
 
-fn unknown(id: &str) -> Refusal {
-    Refusal::new(Why::NotFound, format!("there is no box {id:?}"))
+fn unknown_box(id: &str) -> Refusal {
+    Refusal::new(RefusalReason::NotFound, format!("box {id:?} not found"))
 }
 
-/// Returns the caller that the capability in a path stands for, if it has one.
-pub(super) async fn invited(shared: &Shared, path: &str) -> Result<Option<Caller>, Refusal> {
+/// Returns the caller that a signed path acts as; `None` without a valid signature.
+pub(super) async fn signed_caller(
+    state: &HttpState,
+    path: &str,
+) -> Result<Option<Caller>, Refusal> {
     let target = Target::of(path)?;
-    let Some(cap) = &target.named.cap else {
+    let Some(signature) = &target.segment.signature else {
         return Ok(None);
     };
-    if shared.phase() != Phase::Serving {
-        return Err(not_ready(shared.phase()));
+    if state.phase() != Phase::Serving {
+        return Err(not_ready(state.phase()));
     }
     let Ok(id) = target.box_id() else {
         return Ok(None);
     };
-    let Ok(info) = shared.runtime.get(&Caller::Local, &id).await else {
+    let Ok(info) = state.runtime.get(&Caller::Local, &id).await else {
         return Ok(None);
     };
     let scope = Scope::Port(target.port);
-    let opens = shared.key.opens(cap, &info, scope, UnixMs::now());
-    Ok(opens.then_some(Caller::Local))
+    let permits = state.key.permits(signature, &info, scope, UnixMs::now());
+    Ok(permits.then_some(Caller::Local))
 }
 
-/// Returns whether the path has the form of a capability, valid or not.
-pub(super) fn is_addressed(path: &str) -> bool {
-    Target::of(path).is_ok_and(|target| target.named.cap.is_some())
+/// Returns whether the path has a signature, valid or not.
+pub(super) fn has_signature(path: &str) -> bool {
+    Target::of(path).is_ok_and(|target| target.segment.signature.is_some())
 }
 
-/// Forwards a request to the server inside the box, and returns its answer.
-pub(super) async fn pass(
-    shared: &Arc<Shared>,
-    asked: &mut Asked,
+/// Forwards a request to the server inside the box, and returns its response.
+pub(super) async fn forward(
+    state: &Arc<HttpState>,
+    request: &mut IncomingRequest,
     caller: Caller,
-    place: ConnectionPermit,
-) -> Result<Answer, Refusal> {
-    let path = asked.uri().path().to_owned();
+    permit: ConnectionPermit,
+) -> Result<HttpResponse, Refusal> {
+    let path = request.uri().path().to_owned();
     let target = Target::of(&path)?;
-    let wants_socket = lists(asked.headers(), &CONNECTION, "upgrade")
-        && lists(asked.headers(), &UPGRADE, "websocket");
-    let (stream, way) = connect(shared, caller, &target).await?;
-    let request = forward(shared, asked, &target, wants_socket)?;
+    let wants_socket = lists(request.headers(), &CONNECTION, "upgrade")
+        && lists(request.headers(), &UPGRADE, "websocket");
+    let (stream, service) = connect(state, caller, &target).await?;
+    let inner = box_request(state, request, &target, wants_socket)?;
     let (mut sender, connection) = http1::Builder::new()
         .handshake(TokioIo::new(stream))
         .await
-        .map_err(|_| silent(target.port))?;
-    let held = Arc::clone(&way);
+        .map_err(|_| no_http_response(target.port))?;
+    let held = Arc::clone(&service);
     tokio::spawn(async move {
-        // The connection ends with the answer, or with the upgraded connection.
+        // The connection ends with the response, or with the upgraded connection.
         let _ = connection.with_upgrades().await;
         drop(held);
     });
-    let answer = sender.send_request(request).await;
-    let mut answer = answer.map_err(|error| {
-        tracing::debug!(%error, "a box's answer");
-        silent(target.port)
+    let response = sender.send_request(inner).await;
+    let mut response = response.map_err(|error| {
+        tracing::debug!(%error, "no HTTP response from the box");
+        no_http_response(target.port)
     })?;
-    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let (mut parts, body) = answer.into_parts();
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let (mut parts, body) = response.into_parts();
         // The box's HTTP version does not apply to the client's connection.
         parts.version = hyper::Version::HTTP_11;
-        strip(&mut parts.headers);
-        page::confine(&mut parts.headers, target.prefix);
-        // Keep the connection to the box until the answer's body ends.
+        remove_hop_by_hop(&mut parts.headers);
+        header_filter::confine(&mut parts.headers, target.prefix);
+        // Keep the connection to the box until the response body ends.
         let body = body.map_err(move |error| {
-            let _held = &way;
+            let _held = &service;
             std::io::Error::other(error)
         });
         return Ok(Response::from_parts(parts, body.boxed_unsync()));
     }
     if !wants_socket {
-        return Err(silent(target.port));
+        return Err(no_http_response(target.port));
     }
-    let (near, far) = (hyper::upgrade::on(asked), hyper::upgrade::on(&mut answer));
-    let shared = Arc::clone(shared);
+    let (near, far) = (
+        hyper::upgrade::on(request),
+        hyper::upgrade::on(&mut response),
+    );
+    let state = Arc::clone(state);
     tokio::spawn(async move {
         let joined = async {
             let (near, far) = futures::future::try_join(near, far).await?;
             let (mut near, mut far) = (TokioIo::new(near), TokioIo::new(far));
             let copied = tokio::io::copy_bidirectional(&mut near, &mut far).await;
-            tracing::debug!(?copied, "a websocket to a port is over");
+            tracing::debug!(?copied, "websocket to a port ended");
             Ok::<_, hyper::Error>(())
         };
         tokio::select! {
             _ = joined => {}
-            () = shared.draining() => {}
+            () = state.draining() => {}
         }
-        drop((way, place));
+        drop((service, permit));
     });
-    let (mut parts, _) = answer.into_parts();
-    strip(&mut parts.headers);
-    upgrades(&mut parts.headers);
-    let nothing = http_body_util::Empty::new().map_err(|never| match never {});
-    Ok(Response::from_parts(parts, nothing.boxed_unsync()))
+    let (mut parts, _) = response.into_parts();
+    remove_hop_by_hop(&mut parts.headers);
+    set_upgrade_headers(&mut parts.headers);
+    let empty = http_body_util::Empty::new().map_err(|never| match never {});
+    Ok(Response::from_parts(parts, empty.boxed_unsync()))
 }
 
 /// Both ends of the connection to the service; dropping them closes it.
-type Way = Arc<(Session, Session)>;
+type ServiceConnection = Arc<(Session, Session)>;
 
 /// Connects to the port as this caller.
 async fn connect(
-    shared: &Shared,
+    state: &HttpState,
     caller: Caller,
     target: &Target<'_>,
-) -> Result<(PortStream, Way), Refusal> {
+) -> Result<(PortStream, ServiceConnection), Refusal> {
     let id = target.box_id()?;
-    let (near, far) = queue::pair(QUEUED);
-    let far = Session::start(far, shared.router.clone(), Options::new(caller));
+    let (near, far) = queue::pair(QUEUE_MESSAGES);
+    let far = Session::start(far, state.router.clone(), Options::new(caller));
     let near = Session::start(near, Router::empty(), Options::client());
     let client = BoxClient::from_peer(near.peer());
-    let way = Arc::new((near, far));
+    let service = Arc::new((near, far));
     let stream = async {
         client
             .open(id.as_str())
@@ -195,31 +202,31 @@ async fn connect(
             .await
     };
     match stream.await {
-        Ok(stream) => Ok((stream, way)),
-        Err(error) => Err(refused(&error, &target.named.id)),
+        Ok(stream) => Ok((stream, service)),
+        Err(error) => Err(refusal_of(&error, &target.segment.id)),
     }
 }
 
-fn refused(error: &ClientError, id: &str) -> Refusal {
-    let why = match error.code() {
-        Code::NotFound => return unknown(id),
-        Code::Conflict => Why::Conflict,
-        Code::Capacity | Code::Overloaded => Why::NotReady,
-        _ => Why::BadGateway,
+fn refusal_of(error: &ClientError, id: &str) -> Refusal {
+    let reason = match error.code() {
+        Code::NotFound => return unknown_box(id),
+        Code::Conflict => RefusalReason::Conflict,
+        Code::Capacity | Code::Overloaded => RefusalReason::NotReady,
+        _ => RefusalReason::BadGateway,
     };
-    let said = error.refusal().map(|refusal| refusal.message().to_owned());
-    Refusal::new(why, said.unwrap_or_else(|| error.to_string()))
+    let message = error.refusal().map(|refusal| refusal.message().to_owned());
+    Refusal::new(reason, message.unwrap_or_else(|| error.to_string()))
 }
 
-fn silent(port: NonZeroU16) -> Refusal {
-    let message = format!("what listens on port {port} of the box does not answer in HTTP");
-    Refusal::new(Why::BadGateway, message)
+fn no_http_response(port: NonZeroU16) -> Refusal {
+    let message = format!("port {port} of the box does not answer in HTTP");
+    Refusal::new(RefusalReason::BadGateway, message)
 }
 
 /// Builds the request that the box receives.
-fn forward(
-    shared: &Shared,
-    asked: &mut Asked,
+fn box_request(
+    state: &HttpState,
+    request: &mut IncomingRequest,
     target: &Target<'_>,
     wants_socket: bool,
 ) -> Result<Request<super::body::Body>, Refusal> {
@@ -228,24 +235,24 @@ fn forward(
     } else {
         target.rest
     };
-    let query = asked
+    let query = request
         .uri()
         .query()
-        .map(|query| shared.auth.other_query(query));
+        .map(|query| state.auth.query_without_tokens(query));
     let path = query.map_or_else(|| rest.to_owned(), |query| format!("{rest}?{query}"));
-    let malformed = || Refusal::new(Why::Malformed, "the request cannot be passed on");
-    if shared.auth.is_in(&path) {
-        let why = "path: it holds a token of this server; send it in a header";
-        return Err(Refusal::new(Why::Malformed, why));
+    let malformed = || Refusal::new(RefusalReason::Malformed, "cannot forward the request");
+    if state.auth.has_token(&path) {
+        let reason = "path: contains a token of this server; send the token in a header";
+        return Err(Refusal::new(RefusalReason::Malformed, reason));
     }
-    let body = asked.body_mut().take().ok_or_else(malformed)?;
-    let mut request = Request::new(body);
-    *request.method_mut() = asked.method().clone();
-    *request.uri_mut() = path.parse::<Uri>().map_err(|_| malformed())?;
-    let headers = request.headers_mut();
-    headers.clone_from(asked.headers());
-    strip(headers);
-    shared.auth.withhold(headers);
+    let body = request.body_mut().take().ok_or_else(malformed)?;
+    let mut forwarded = Request::new(body);
+    *forwarded.method_mut() = request.method().clone();
+    *forwarded.uri_mut() = path.parse::<Uri>().map_err(|_| malformed())?;
+    let headers = forwarded.headers_mut();
+    headers.clone_from(request.headers());
+    remove_hop_by_hop(headers);
+    state.auth.remove_tokens(headers);
     // The server has already checked the caller, and `Origin` would name this server, not the box's.
     for name in [ORIGIN, EXPECT] {
         headers.remove(name);
@@ -253,29 +260,29 @@ fn forward(
     let host = HeaderValue::try_from(format!("localhost:{}", target.port));
     headers.insert(HOST, host.map_err(|_| malformed())?);
     if wants_socket {
-        upgrades(headers);
+        set_upgrade_headers(headers);
     }
-    Ok(request)
+    Ok(forwarded)
 }
 
 /// Removes the hop-by-hop headers, including those that `Connection` names.
-fn strip(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let listed: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    for name in named {
+    for name in listed {
         headers.remove(name);
     }
-    for name in HOP {
+    for name in HOP_BY_HOP {
         headers.remove(name);
     }
 }
 
-fn upgrades(headers: &mut HeaderMap) {
+fn set_upgrade_headers(headers: &mut HeaderMap) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
 }
@@ -285,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_taken_apart_as_it_was_written() {
+    fn a_path_is_split_without_decoding() {
         for (path, id, port, prefix, rest) in [
             ("/boxes/b/port/80", "b", 80, "/boxes/b/port/80", ""),
             ("/boxes/b/port/80/", "b", 80, "/boxes/b/port/80", "/"),
@@ -307,7 +314,7 @@ mod tests {
             let target = Target::of(path).unwrap();
             assert_eq!(
                 (
-                    target.named.id.as_str(),
+                    target.segment.id.as_str(),
                     target.port.get(),
                     target.prefix,
                     target.rest
@@ -326,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_concerns_one_connection_is_not_passed_on() {
+    fn hop_by_hop_headers_are_removed() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "close, X-Mine"),
@@ -337,7 +344,7 @@ mod tests {
         ] {
             headers.insert(name, value.parse().unwrap());
         }
-        strip(&mut headers);
+        remove_hop_by_hop(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers["x-other"], "2");
     }

@@ -1,4 +1,4 @@
-//! Filters for the headers that a box's answer may send to a browser.
+//! Filters for the headers that a box's response may send to a browser.
 //!
 //! All boxes share one host, so a box may not set headers that apply to the whole host.
 
@@ -15,7 +15,7 @@ const SANDBOX: HeaderValue = HeaderValue::from_static(
 );
 
 /// Headers that apply to the whole host.
-const OF_THE_HOST: [&str; 6] = [
+const HOST_WIDE: [&str; 6] = [
     "alt-svc",
     "clear-site-data",
     "nel",
@@ -24,9 +24,9 @@ const OF_THE_HOST: [&str; 6] = [
     "strict-transport-security",
 ];
 
-/// Restricts an answer to the path prefix of its box.
+/// Restricts a response to the path prefix of its box.
 pub(super) fn confine(headers: &mut HeaderMap, prefix: &str) {
-    for name in OF_THE_HOST {
+    for name in HOST_WIDE {
         headers.remove(HeaderName::from_static(name));
     }
     headers.append(CONTENT_SECURITY_POLICY, SANDBOX);
@@ -35,20 +35,25 @@ pub(super) fn confine(headers: &mut HeaderMap, prefix: &str) {
     let cookies: Vec<HeaderValue> = headers.get_all(SET_COOKIE).iter().cloned().collect();
     headers.remove(SET_COOKIE);
     for cookie in cookies {
-        if cookie.to_str().is_ok_and(|text| stays(text, prefix)) {
+        if cookie.to_str().is_ok_and(|text| is_scoped_to(text, prefix)) {
             headers.append(SET_COOKIE, cookie);
         }
     }
-    let to = headers.get(LOCATION).and_then(|to| to.to_str().ok());
+    let location = headers
+        .get(LOCATION)
+        .and_then(|location| location.to_str().ok());
     // A path from the root of the box's server; two slashes would name another host.
-    let rooted = to.filter(|to| to.starts_with('/') && !to.starts_with("//"));
-    if let Some(Ok(to)) = rooted.map(|to| HeaderValue::try_from(format!("{prefix}{to}"))) {
-        headers.insert(LOCATION, to);
+    let from_root =
+        location.filter(|location| location.starts_with('/') && !location.starts_with("//"));
+    if let Some(Ok(location)) =
+        from_root.map(|location| HeaderValue::try_from(format!("{prefix}{location}")))
+    {
+        headers.insert(LOCATION, location);
     }
 }
 
 /// Returns whether a cookie applies only to the box.
-fn stays(cookie: &str, prefix: &str) -> bool {
+fn is_scoped_to(cookie: &str, prefix: &str) -> bool {
     let mut attributes = cookie.split(';').skip(1).map(|part| {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         (name.trim().to_ascii_lowercase(), value.trim())
@@ -68,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_kept_to_its_box() {
+    fn a_response_is_confined_to_its_box() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("set-cookie", "a=1"),
@@ -102,12 +107,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_leads_elsewhere_does() {
-        for to in ["https://elsewhere.example/", "//elsewhere.example/", "next"] {
+    fn redirects_to_other_hosts_are_kept() {
+        for location in ["https://elsewhere.example/", "//elsewhere.example/", "next"] {
             let mut headers = HeaderMap::new();
-            headers.insert("location", to.parse().unwrap());
+            headers.insert("location", location.parse().unwrap());
             confine(&mut headers, "/boxes/b/port/80");
-            assert_eq!(headers["location"], to);
+            assert_eq!(headers["location"], location);
         }
     }
 }

@@ -10,40 +10,40 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use uuid::Uuid;
 
-use super::PLAIN;
-use super::here::{Spot, same};
+use super::PERMISSION_BITS;
+use super::local::{DirEntry, reopen};
 
 /// An incomplete file.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct TempFile {
     directory: OwnedFd,
     pub(super) file: File,
     /// A temporary name, on filesystems without unnamed files.
-    hidden: Option<String>,
+    temp_name: Option<String>,
 }
 
-impl Draft {
+impl TempFile {
     /// Creates an empty file with this mode, within the umask, unless it replaces a file.
-    pub(super) fn new(spot: &Spot, mode: u32) -> io::Result<Self> {
-        let directory = same(&spot.directory)?;
+    pub(super) fn new(entry: &DirEntry, mode: u32) -> io::Result<Self> {
+        let directory = reopen(&entry.directory)?;
         // A replacement gets the mode of the old file at the end, and is private until then.
-        let mode = replaced(spot)?.map_or(mode, |_| 0o600);
+        let mode = replaced(entry)?.map_or(mode, |_| 0o600);
         let mode = Mode::from_raw_mode(mode);
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         match rustix::fs::openat(&directory, c".", flags | OFlags::TMPFILE, mode) {
             Ok(file) => Ok(Self {
                 directory,
                 file: file.into(),
-                hidden: None,
+                temp_name: None,
             }),
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                let hidden = hidden_name();
+                let temp_name = new_temp_name();
                 let flags = flags | OFlags::CREATE | OFlags::EXCL;
-                let file = rustix::fs::openat(&directory, &hidden, flags, mode)?;
+                let file = rustix::fs::openat(&directory, &temp_name, flags, mode)?;
                 Ok(Self {
                     directory,
                     file: file.into(),
-                    hidden: Some(hidden),
+                    temp_name: Some(temp_name),
                 })
             }
             Err(errno) => Err(errno.into()),
@@ -51,26 +51,26 @@ impl Draft {
     }
 
     /// Names the file and replaces a file or link of that name. Keeps owner and permission bits of a replaced file.
-    pub(super) fn place(mut self, spot: &Spot) -> io::Result<()> {
-        if let Some(old) = replaced(spot)? {
+    pub(super) fn persist(mut self, entry: &DirEntry) -> io::Result<()> {
+        if let Some(old) = replaced(entry)? {
             // Keep the owner if permitted.
             let _ = std::os::unix::fs::fchown(&self.file, Some(old.st_uid), Some(old.st_gid));
             // A guest wrote the contents, so drop set-id bits.
-            let mode = std::fs::Permissions::from_mode(old.st_mode & PLAIN);
+            let mode = std::fs::Permissions::from_mode(old.st_mode & PERMISSION_BITS);
             self.file.set_permissions(mode)?;
         }
-        if self.hidden.is_none() {
-            match self.link(&spot.name) {
+        if self.temp_name.is_none() {
+            match self.link(&entry.name) {
                 Err(Errno::EXIST) => {}
                 linked => return Ok(linked?),
             }
-            let hidden = hidden_name();
-            self.link(OsStr::new(&hidden))?;
-            self.hidden = Some(hidden);
+            let temp_name = new_temp_name();
+            self.link(OsStr::new(&temp_name))?;
+            self.temp_name = Some(temp_name);
         }
-        if let Some(hidden) = &self.hidden {
-            rustix::fs::renameat(&self.directory, hidden, &spot.directory, &spot.name)?;
-            self.hidden = None;
+        if let Some(temp_name) = &self.temp_name {
+            rustix::fs::renameat(&self.directory, temp_name, &entry.directory, &entry.name)?;
+            self.temp_name = None;
         }
         Ok(())
     }
@@ -81,20 +81,20 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for TempFile {
     fn drop(&mut self) {
-        if let Some(hidden) = &self.hidden {
-            let _ = rustix::fs::unlinkat(&self.directory, hidden, AtFlags::empty());
+        if let Some(temp_name) = &self.temp_name {
+            let _ = rustix::fs::unlinkat(&self.directory, temp_name, AtFlags::empty());
         }
     }
 }
 
 /// The existing file of that name.
-fn replaced(spot: &Spot) -> io::Result<Option<Stat>> {
-    let old = spot.stat()?;
+fn replaced(entry: &DirEntry) -> io::Result<Option<Stat>> {
+    let old = entry.stat()?;
     Ok(old.filter(|old| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile))
 }
 
-fn hidden_name() -> String {
+fn new_temp_name() -> String {
     format!(".boxd-{}.part", Uuid::now_v7().simple())
 }

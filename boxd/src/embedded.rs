@@ -17,16 +17,16 @@ use crate::backend;
 use crate::config::Config;
 
 /// The in-process endpoint of the service.
-const QUEUE: &str = "queue:boxd";
+const ENDPOINT: &str = "queue:boxd";
 
 /// A runtime, its service and its backend.
-pub(crate) struct Boxes {
+pub(crate) struct EmbeddedServer {
     pub(crate) runtime: BoxRuntime,
     pub(crate) service: BoxService,
     backend: Arc<dyn Backend>,
 }
 
-impl fmt::Debug for Boxes {
+impl fmt::Debug for EmbeddedServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Boxes")
             .field("runtime", &self.runtime)
@@ -36,7 +36,7 @@ impl fmt::Debug for Boxes {
     }
 }
 
-impl Boxes {
+impl EmbeddedServer {
     /// Starts a runtime. With a state directory, its boxes outlive this process.
     pub(crate) fn start(
         config: &Config,
@@ -44,7 +44,7 @@ impl Boxes {
         policy: ServiceConfig,
     ) -> Result<Self> {
         let section = &config.runtime;
-        let backend = backend::of(config, state)?;
+        let backend = backend::from_config(config, state)?;
         let mut runtime = RuntimeConfig::new(vec![Arc::clone(&backend)]);
         runtime.idle_ttl = Duration::from_secs(section.idle_ttl_sec);
         runtime.command_retention = Duration::from_secs(section.command_retention_sec);
@@ -74,7 +74,7 @@ impl Boxes {
 
     /// A client in this process. The caller must keep the returned server.
     pub(crate) async fn client(&self) -> Result<(BoxClient, Server)> {
-        let endpoint: Endpoint = QUEUE.parse()?;
+        let endpoint: Endpoint = ENDPOINT.parse()?;
         let listener = endpoint.listen(&ListenOptions::default()).await?;
         let server = Server::start(listener, self.service.router(), |_| {
             Options::new(Caller::Local)

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {"type": "chunk_start", "total_size": <bytes of the message>}
-//! {"type": "chunk_data", "data": "<the next piece of its text>", "offset": <bytes before it>}
+//! {"type": "chunk_data", "data": "<the next chunk of its text>", "offset": <bytes before it>}
 //! {"type": "chunk_end"}
 //! ```
 
@@ -14,8 +14,8 @@ use serde::Deserialize;
 /// The maximum length of a line, independent of the message limit.
 pub(super) const LINE_BYTES: usize = 64 * 1024;
 
-/// The maximum length of a piece; longer messages are split.
-pub(super) const PIECE_BYTES: usize = 16 * 1024;
+/// The maximum length of a chunk; longer messages are split.
+pub(super) const CHUNK_BYTES: usize = 16 * 1024;
 
 /// How many bytes of an oversized message are kept to find its id.
 const HEAD_BYTES: usize = 512;
@@ -25,7 +25,7 @@ const START_LINE_BYTES: usize = 256;
 
 /// The lines that carry one message.
 #[derive(Debug)]
-pub(super) struct Pieces<'a> {
+pub(super) struct Chunks<'a> {
     message: &'a str,
     next: Next,
 }
@@ -38,7 +38,7 @@ enum Next {
     Nothing,
 }
 
-impl<'a> Pieces<'a> {
+impl<'a> Chunks<'a> {
     /// Splits `message`.
     pub(super) fn of(message: &'a str) -> Self {
         Self {
@@ -47,9 +47,9 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Returns the line for the piece at `offset` and the offset of the next piece.
-    fn piece(&self, offset: usize) -> (String, usize) {
-        let mut length = PIECE_BYTES;
+    /// Returns the line for the chunk at `offset` and the offset of the next chunk.
+    fn chunk(&self, offset: usize) -> (String, usize) {
+        let mut length = CHUNK_BYTES;
         loop {
             let mut end = (offset + length).min(self.message.len());
             while !self.message.is_char_boundary(end) {
@@ -66,7 +66,7 @@ impl<'a> Pieces<'a> {
     }
 }
 
-impl Iterator for Pieces<'_> {
+impl Iterator for Chunks<'_> {
     type Item = String;
 
     fn next(&mut self) -> Option<String> {
@@ -79,7 +79,7 @@ impl Iterator for Pieces<'_> {
                 ))
             }
             Next::Data(offset) => {
-                let (line, end) = self.piece(offset);
+                let (line, end) = self.chunk(offset);
                 self.next = if end < self.message.len() {
                     Next::Data(end)
                 } else {
@@ -98,7 +98,7 @@ impl Iterator for Pieces<'_> {
 
 /// A line that belongs to a split message.
 #[derive(Deserialize)]
-struct Piece<'a> {
+struct ChunkLine<'a> {
     #[serde(rename = "type", borrow)]
     kind: Option<Cow<'a, str>>,
     total_size: Option<usize>,
@@ -109,24 +109,27 @@ struct Piece<'a> {
 
 /// Reassembles split messages.
 #[derive(Debug)]
-pub(super) struct Assembly {
+pub(super) struct Reassembly {
     limit: usize,
-    open: Option<Open>,
+    partial: Option<Partial>,
 }
 
 /// A message that has not arrived completely.
 #[derive(Debug)]
-struct Open {
+struct Partial {
     total: usize,
     seen: usize,
     /// The text received so far, or only its beginning if the message is oversized.
     text: String,
 }
 
-impl Assembly {
+impl Reassembly {
     /// Creates an empty assembly for messages of at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, open: None }
+        Self {
+            limit,
+            partial: None,
+        }
     }
 
     /// Changes the message limit to `limit` bytes.
@@ -136,24 +139,24 @@ impl Assembly {
 
     /// Returns whether a message has started and not ended.
     pub(super) fn is_open(&self) -> bool {
-        self.open.is_some()
+        self.partial.is_some()
     }
 
     /// Takes the next line and returns a message if the line completes one.
-    pub(super) fn take(&mut self, line: String) -> Result<Option<String>, ConnectionError> {
-        if let Some(open) = self.open.take() {
-            return self.go_on(open, &line);
+    pub(super) fn push(&mut self, line: String) -> Result<Option<String>, ConnectionError> {
+        if let Some(partial) = self.partial.take() {
+            return self.continue_message(partial, &line);
         }
         if line.len() <= START_LINE_BYTES
             && memchr::memmem::find(line.as_bytes(), b"\"chunk_start\"").is_some()
-            && let Ok(Piece {
+            && let Ok(ChunkLine {
                 kind: Some(kind),
                 total_size: Some(total),
                 ..
             }) = serde_json::from_str(&line)
             && kind == "chunk_start"
         {
-            self.open = Some(Open {
+            self.partial = Some(Partial {
                 total,
                 seen: 0,
                 text: String::new(),
@@ -168,38 +171,42 @@ impl Assembly {
         Ok(Some(line))
     }
 
-    fn go_on(&mut self, mut open: Open, line: &str) -> Result<Option<String>, ConnectionError> {
-        let Ok(piece) = serde_json::from_str::<Piece<'_>>(line) else {
+    fn continue_message(
+        &mut self,
+        mut partial: Partial,
+        line: &str,
+    ) -> Result<Option<String>, ConnectionError> {
+        let Ok(chunk) = serde_json::from_str::<ChunkLine<'_>>(line) else {
             return Err(ConnectionError::Framing(
-                "a line inside of a message in pieces",
+                "unexpected line inside a chunked message",
             ));
         };
-        match (piece.kind.as_deref(), piece.data, piece.offset) {
+        match (chunk.kind.as_deref(), chunk.data, chunk.offset) {
             (Some("chunk_data"), Some(data), Some(offset)) => {
-                if offset != open.seen {
-                    return Err(ConnectionError::Framing("a piece at the wrong offset"));
+                if offset != partial.seen {
+                    return Err(ConnectionError::Framing("chunk at the wrong offset"));
                 }
-                open.seen += data.len();
-                if open.seen > open.total {
-                    return Err(ConnectionError::Framing(
-                        "pieces longer than their total_size",
-                    ));
+                partial.seen += data.len();
+                if partial.seen > partial.total {
+                    return Err(ConnectionError::Framing("chunks exceed total_size"));
                 }
-                if open.total > self.limit {
-                    extend_head(&mut open.text, &data);
+                if partial.total > self.limit {
+                    extend_head(&mut partial.text, &data);
                 } else {
-                    open.text.push_str(&data);
+                    partial.text.push_str(&data);
                 }
-                self.open = Some(open);
+                self.partial = Some(partial);
                 Ok(None)
             }
-            (Some("chunk_end"), ..) if open.seen != open.total => Err(ConnectionError::Framing(
-                "pieces shorter than their total_size",
-            )),
-            (Some("chunk_end"), ..) if open.total > self.limit => Err(self.too_large(open.text)),
-            (Some("chunk_end"), ..) => Ok(Some(open.text)),
+            (Some("chunk_end"), ..) if partial.seen != partial.total => {
+                Err(ConnectionError::Framing("chunks shorter than total_size"))
+            }
+            (Some("chunk_end"), ..) if partial.total > self.limit => {
+                Err(self.too_large(partial.text))
+            }
+            (Some("chunk_end"), ..) => Ok(Some(partial.text)),
             _ => Err(ConnectionError::Framing(
-                "a line inside of a message in pieces",
+                "unexpected line inside a chunked message",
             )),
         }
     }
@@ -226,10 +233,10 @@ mod tests {
         lines: impl IntoIterator<Item = String>,
         limit: usize,
     ) -> Result<Vec<String>, ConnectionError> {
-        let mut assembly = Assembly::new(limit);
+        let mut assembly = Reassembly::new(limit);
         let mut messages = Vec::new();
         for line in lines {
-            if let Some(message) = assembly.take(line)? {
+            if let Some(message) = assembly.push(line)? {
                 messages.push(message);
             }
         }
@@ -241,76 +248,76 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_written_as_python_writes_them() {
-        let message = "x".repeat(PIECE_BYTES + 1);
-        let cut: Vec<String> = Pieces::of(&message).collect();
-        assert_eq!(cut.len(), 4);
-        assert_eq!(cut[0], r#"{"type": "chunk_start", "total_size": 16385}"#);
+    fn chunk_lines_match_pythons_format() {
+        let message = "x".repeat(CHUNK_BYTES + 1);
+        let lines: Vec<String> = Chunks::of(&message).collect();
+        assert_eq!(lines.len(), 4);
+        assert_eq!(lines[0], r#"{"type": "chunk_start", "total_size": 16385}"#);
         assert_eq!(
-            cut[2],
+            lines[2],
             r#"{"type": "chunk_data", "data": "x", "offset": 16384}"#
         );
-        assert_eq!(cut[3], r#"{"type": "chunk_end"}"#);
+        assert_eq!(lines[3], r#"{"type": "chunk_end"}"#);
     }
 
     #[test]
-    fn cutting_and_joining_gives_the_message_back() {
+    fn split_messages_are_reassembled() {
         for unit in ["a", "\"\\", "é", "漢", "🦀", "\u{1}"] {
             for offset in 0..4 {
                 let message = format!("{}{}", "a".repeat(offset), unit.repeat(30_000));
-                let cut: Vec<String> = Pieces::of(&message).collect();
-                assert!(cut.iter().all(|line| line.len() < LINE_BYTES));
-                assert_eq!(assembled(cut, 1 << 20).unwrap(), [message]);
+                let lines: Vec<String> = Chunks::of(&message).collect();
+                assert!(lines.iter().all(|line| line.len() < LINE_BYTES));
+                assert_eq!(assembled(lines, 1 << 20).unwrap(), [message]);
             }
         }
     }
 
     #[test]
-    fn an_oversize_total_is_reported_with_the_head_of_its_first_piece() {
+    fn an_oversized_message_is_reported_with_its_head() {
         let message = format!("{{\"id\":7,{}", "x".repeat(50_000));
-        let mut assembly = Assembly::new(40_000);
+        let mut assembly = Reassembly::new(40_000);
         let mut outcome = None;
-        for line in Pieces::of(&message) {
-            outcome = Some(assembly.take(line));
+        for line in Chunks::of(&message) {
+            outcome = Some(assembly.push(line));
         }
         let Some(Err(ConnectionError::TooLarge { head, limit })) = outcome else {
             panic!("expected TooLarge, got {outcome:?}");
         };
         assert_eq!((head.len(), limit), (512, 40_000));
         assert!(head.starts_with("{\"id\":7,"));
-        let next = assembly.take("{}".to_owned()).unwrap();
+        let next = assembly.push("{}".to_owned()).unwrap();
         assert_eq!(next.as_deref(), Some("{}"));
     }
 
     #[test]
-    fn broken_pieces_break_the_framing() {
+    fn invalid_chunks_are_framing_errors() {
         let start = r#"{"type": "chunk_start", "total_size": 4}"#;
         for (rest, reason) in [
             (
                 r#"{"type": "chunk_data", "data": "ab", "offset": 1}"#,
-                "a piece at the wrong offset",
+                "chunk at the wrong offset",
             ),
             (
                 r#"{"type": "chunk_data", "data": "abcde", "offset": 0}"#,
-                "pieces longer than their total_size",
+                "chunks exceed total_size",
             ),
+            (r#"{"type": "chunk_end"}"#, "chunks shorter than total_size"),
             (
-                r#"{"type": "chunk_end"}"#,
-                "pieces shorter than their total_size",
+                r#"{"seq_id": 1}"#,
+                "unexpected line inside a chunked message",
             ),
-            (r#"{"seq_id": 1}"#, "a line inside of a message in pieces"),
-            (r"[]", "a line inside of a message in pieces"),
+            (r"[]", "unexpected line inside a chunked message"),
         ] {
             let outcome = assembled(lines(&format!("{start}\n{rest}")), 100);
             assert!(
-                matches!(&outcome, Err(ConnectionError::Framing(why)) if *why == reason),
+                matches!(&outcome, Err(ConnectionError::Framing(found)) if *found == reason),
                 "{rest}: {outcome:?}"
             );
         }
     }
 
     #[test]
-    fn a_message_that_only_mentions_pieces_is_a_message() {
+    fn text_that_mentions_chunk_start_is_a_message() {
         let message = r#"{"data": {"type": "chunk_start"}, "note": "\"chunk_start\""}"#;
         assert_eq!(assembled(lines(message), 100).unwrap(), [message]);
     }

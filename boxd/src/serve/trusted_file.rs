@@ -16,7 +16,7 @@ pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>> {
     has_trusted_owner(&meta)?;
     ensure!(
         mode(&meta) & (Mode::RWXG | Mode::RWXO) == Mode::empty(),
-        "can be read by others; chmod 600 it"
+        "accessible to other users; run chmod 600 on it"
     );
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
@@ -29,7 +29,7 @@ fn check_directory(path: &Path) -> Result<()> {
     has_trusted_owner(&meta)?;
     ensure!(
         mode(&meta) & (Mode::WGRP | Mode::WOTH) == Mode::empty(),
-        "can be written by others; chmod 700 it"
+        "writable by other users; run chmod 700 on it"
     );
     Ok(())
 }
@@ -42,7 +42,7 @@ fn has_trusted_owner(meta: &Metadata) -> Result<()> {
     let (owner, me) = (meta.uid(), rustix::process::geteuid().as_raw());
     ensure!(
         owner == me || owner == 0,
-        "belongs to user {owner}, not to user {me} of this server; chown it to {me}, or name another"
+        "owned by user {owner}, but the server runs as user {me}; chown it, or use another path"
     );
     Ok(())
 }
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_own_or_write_is_refused() {
+    fn files_of_other_users_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("secret");
         std::fs::write(&file, "x").unwrap();
@@ -87,11 +87,11 @@ mod tests {
         chown(&file, Some(65534), None).unwrap();
         let error = read_secret(&file).unwrap_err().to_string();
         assert!(
-            error.contains("belongs to user 65534, not to user 0"),
+            error.contains("owned by user 65534, but the server runs as user 0"),
             "{error}"
         );
         chown(directory.path(), Some(65534), None).unwrap();
         let error = check_directory(directory.path()).unwrap_err().to_string();
-        assert!(error.contains("belongs to user 65534"), "{error}");
+        assert!(error.contains("owned by user 65534"), "{error}");
     }
 }

@@ -10,9 +10,9 @@ use box_transports::connection_limit::ConnectionLimit;
 use tokio::sync::watch;
 
 use super::auth::Auth;
-use super::browsers::Hosts;
-use super::caps::Key;
 use super::metrics::Counters;
+use super::origin::Hosts;
+use super::signed_url::SigningKey;
 use super::websocket::Sockets;
 
 /// The phase of a server's lifetime.
@@ -28,7 +28,7 @@ pub(super) enum Phase {
 
 /// The settings of a port: its callers, its host names and its purpose.
 #[derive(Debug)]
-pub(super) struct Terms {
+pub(super) struct PortSettings {
     pub(super) auth: Auth,
     pub(super) hosts: Hosts,
     /// Whether the port serves only the routes of LangBot's own runtime.
@@ -37,37 +37,37 @@ pub(super) struct Terms {
 
 /// The state that all requests share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct HttpState {
     pub(super) router: Router,
     pub(super) runtime: BoxRuntime,
     pub(super) auth: Auth,
     pub(super) hosts: Hosts,
-    pub(super) key: Key,
+    pub(super) key: SigningKey,
     pub(super) counters: Counters,
     pub(super) sockets: Sockets,
     pub(super) langbot: Arc<LangBot>,
     /// Whether the port serves only the routes of LangBot's own runtime.
     pub(super) only_langbot: bool,
     /// The limit of simultaneous connections.
-    pub(super) places: ConnectionLimit,
+    pub(super) permits: ConnectionLimit,
     pub(super) started: Instant,
     phase: watch::Sender<Phase>,
 }
 
-impl Shared {
+impl HttpState {
     pub(super) fn new(
         router: Router,
         runtime: BoxRuntime,
         langbot: Arc<LangBot>,
-        terms: Terms,
-        key: Key,
+        settings: PortSettings,
+        key: SigningKey,
         limit: usize,
     ) -> Self {
-        let Terms {
+        let PortSettings {
             auth,
             hosts,
             only_langbot,
-        } = terms;
+        } = settings;
         Self {
             router,
             runtime,
@@ -78,7 +78,7 @@ impl Shared {
             sockets: Sockets::default(),
             langbot,
             only_langbot,
-            places: ConnectionLimit::new(limit),
+            permits: ConnectionLimit::new(limit),
             started: Instant::now(),
             phase: watch::Sender::new(Phase::Starting),
         }
