@@ -237,6 +237,8 @@ async fn a_call_that_is_dropped_while_it_starts_a_command_leaves_nothing_running
         peer.call::<AgentStart>(&start("reads", &reads, json!({"stdin": "open"})))
             .await
             .unwrap();
+        // The process shows its arguments some time after the agent has started it.
+        eventually("the reader runs", async || parent_of(&reader).is_some()).await;
         let pid = rustix::process::Pid::from_raw(parent_of(&reader).unwrap()).unwrap();
         let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
         let streamed = json!({"stdin": "open", "reply": {"streamed": {}}});
