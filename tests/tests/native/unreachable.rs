@@ -56,7 +56,10 @@ async fn delete(host: &Host, id: &str) {
 async fn fill(host: &Host, id: &str, mark: &str) {
     let cmd = format!("sleep {mark} > /dev/null 2>&1 & echo $!");
     let params = json!({"spec": {"box_id": id, "cmd": cmd}});
+    let before = processes_with(mark);
     host.call::<BoxExec>(params).await.unwrap();
+    // The shell answers before its child has become `sleep`.
+    eventually("the process runs", async || processes_with(mark) > before).await;
 }
 
 /// Runs a server with this many descriptors until it has adopted all boxes it can, and kills it.
