@@ -1,0 +1,15 @@
+//! Pulls, imports and exports, against registries that lie, cut and refuse.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a failure is the end of a test"
+)]
+
+mod auth;
+mod crash;
+mod formats;
+mod lies;
+mod pulls;
+mod real;
+mod support;
