@@ -12,12 +12,13 @@ use crate::{
 /// A name, and its arguments for both `cargo nextest run` and `cargo test`.
 type Area = (&'static str, &'static [&'static str]);
 
-/// Areas that need only the test runner.
+/// Areas that the test runner runs.
 const AREAS: &[Area] = &[
     ("rpc", &["-p box-rpc", "-p box-tests --test rpc"]),
     ("transports", &["-p box-transports"]),
     ("protocol", &["-p box-protocol --all-features"]),
     ("client", &["-p box-client", "-p box-tests --test client"]),
+    (IMAGE, &["-p box-image"]),
     ("sys", &["-p box-sys"]),
     ("agent", &["-p box-agent"]),
     ("runtime", &["-p box-runtime", "-p box-tests --test boxes"]),
@@ -31,6 +32,9 @@ const AREAS: &[Area] = &[
     ),
     ("xtask", &["-p xtask"]),
 ];
+
+/// The area of images, whose tests need programs of Debian.
+const IMAGE: &str = "image";
 
 /// Areas that need more than the test runner.
 const STEPS: &[&str] = &[
@@ -54,6 +58,9 @@ const QUICK: &[&str] = &[
 pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[String]) -> Result {
     let mut counts = Counts::default();
     if let Some((_, parts)) = AREAS.iter().find(|(name, _)| *name == area) {
+        if area == IMAGE {
+            tools::programs(workspace, &tools::IMAGES)?;
+        }
         for part in *parts {
             tests(workspace, part, filter, &mut counts)?;
         }

@@ -99,16 +99,19 @@ fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> 
     })
 }
 
-/// Package managers that the tests run inside a box.
-const INSTALLERS: [tools::Needed; 2] = [
+/// Package managers that the tests run inside a box, and programs that make and serve images.
+const PROGRAMS: [tools::Needed; 5] = [
     ("/usr/bin/pip3", "--version", "python3-pip"),
     ("npm", "--version", "npm"),
+    tools::IMAGES[0],
+    tools::IMAGES[1],
+    tools::IMAGES[2],
 ];
 
 /// Runs the steps that execute our programs.
 fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Done) -> Result {
     done.step("tests", |counts| {
-        tools::programs(workspace, &INSTALLERS)?;
+        tools::programs(workspace, &PROGRAMS)?;
         areas::tests(workspace, "--workspace --all-targets", &[], counts)
     })?;
     done.step("documentation tests", |counts| {

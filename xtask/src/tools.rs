@@ -66,6 +66,13 @@ fn deny(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
 /// A program, an argument that makes it do nothing, and its Debian package.
 pub(crate) type Needed = (&'static str, &'static str, &'static str);
 
+/// A registry and makers of images, for the tests of `box-image`.
+pub(crate) const IMAGES: [Needed; 3] = [
+    ("docker-registry", "--version", "docker-registry"),
+    ("skopeo", "--version", "skopeo"),
+    ("umoci", "--version", "umoci"),
+];
+
 /// Installs missing programs, if this user is root on Debian.
 pub(crate) fn programs(workspace: &Workspace, needed: &[Needed]) -> Result {
     let lacking = || {
