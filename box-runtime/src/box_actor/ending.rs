@@ -1,8 +1,8 @@
 //! Errors that calls receive once their box has ended.
 //!
 //! # End of a box
-//! 1. A delete, an expiry, an idle timeout, the end of the main command or a shutdown ends a box. A
-//!    delete with `force` and the others do not wait for the running exec.
+//! 1. A delete, an expiry, an idle timeout, the end of the main command or a shutdown ends a box.
+//!    Only a forced delete, an expiry and a shutdown do not wait for the running exec.
 //! 2. The actor closes the access with the reason, so that calls in progress return that error.
 //! 3. The backend stops the box, which kills all its processes and removes its record
 //!    (`native/mod.rs`).

@@ -279,7 +279,7 @@ impl Queue {
         }));
     }
 
-    /// Puts a call back at the front, to run in the next box.
+    /// Puts a request back at the front of the queue.
     pub(super) fn put_back(&mut self, request: Request) {
         self.waiting.push_front(request);
     }
