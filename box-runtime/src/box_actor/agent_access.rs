@@ -396,8 +396,7 @@ impl BoxEntry {
         match self.access() {
             Access::WakeFirst | Access::Refused(Code::Conflict) => {
                 let id = &self.spec.box_id;
-                let error =
-                    BoxError::conflict(format!("box {id} is not running; resume or start it"));
+                let error = BoxError::conflict(format!("box {id} is not running"));
                 Err(error.with_detail(&Detail::about(Subject::Box)))
             }
             Access::Now | Access::Wait | Access::Refused(_) => Ok(()),

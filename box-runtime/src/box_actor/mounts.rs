@@ -52,7 +52,7 @@ impl Instance {
     pub(super) async fn add_mounts(&mut self, requested: &[BoxMountSpec]) -> Result<(), BoxError> {
         let Some(running) = &self.running else {
             let id = &self.entry.spec.box_id;
-            let error = BoxError::conflict(format!("box {id} is not running"));
+            let error = BoxError::conflict(format!("box {id} has no running instance"));
             return Err(error.with_detail(&Detail::about(Subject::Box)));
         };
         if !running.backend.capabilities().adds_mounts {
