@@ -5,7 +5,7 @@
 //! # Reading order
 //! 1. `plan.rs`: [`SandboxPlan`] describes a box. `probe.rs`: [`Primitives`] lists what the host
 //!    supports.
-//! 2. `client.rs`: [`ForkServer`] and [`Sandbox`], the handles of a program that creates boxes.
+//! 2. `client/`: [`ForkServer`] and [`Sandbox`], the handles of a program that creates boxes.
 //!    `record.rs`: the record from which a later program adopts a box.
 //! 3. `server/`: the fork server. `template_mounts.rs` builds the mounts that every box starts
 //!    from, `pools.rs` prepares parts in advance, `launch.rs` forks.
@@ -16,7 +16,7 @@
 //! 7. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: kernel
 //!    features, one module each.
 //! 8. `walk.rs`: walks a directory that guests write to.
-//! 9. `wire.rs`: messages between client and fork server; `raw.rs`: system calls; `error.rs`.
+//! 9. `wire.rs`: messages between client and fork server; `raw/`: system calls; `error.rs`.
 //!
 //! # A program that creates boxes
 //! Its `main` begins with [`serve_if_asked`], because the fork server is the same program started

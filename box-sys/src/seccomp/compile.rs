@@ -2,7 +2,7 @@
 
 use libc::sock_filter;
 
-use super::table::{Check, Rule, Verdict};
+use super::rule::{Check, Rule, Verdict};
 
 const LOAD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
@@ -163,8 +163,7 @@ fn checked(check: &Check) -> Vec<sock_filter> {
     let mut code = Vec::new();
     match *check {
         Check::AnyBit { arg, mask, verdict } => {
-            code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-            code.push(op(JUMP_ANY_BIT, mask, 0, 1));
+            code.extend(any_bit(offset_argument(arg), mask, 1));
             code.push(ret(verdict));
         }
         Check::BothAnyBit {
@@ -174,10 +173,8 @@ fn checked(check: &Check) -> Vec<sock_filter> {
             mask2,
             verdict,
         } => {
-            code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
-            code.push(op(JUMP_ANY_BIT, mask, 0, 3));
-            code.push(op(LOAD_WORD, offset_argument(arg2), 0, 0));
-            code.push(op(JUMP_ANY_BIT, mask2, 0, 1));
+            code.extend(any_bit(offset_argument(arg), mask, 3));
+            code.extend(any_bit(offset_argument(arg2), mask2, 1));
             code.push(ret(verdict));
         }
         Check::OneOf {
@@ -199,8 +196,7 @@ fn checked(check: &Check) -> Vec<sock_filter> {
         Check::NonNull { arg, verdict } => {
             code.push(op(LOAD_WORD, offset_argument(arg), 0, 0));
             code.push(op(JUMP_ANY_BIT, u32::MAX, 2, 0));
-            code.push(op(LOAD_WORD, offset_argument(arg) + 4, 0, 0));
-            code.push(op(JUMP_ANY_BIT, u32::MAX, 0, 1));
+            code.extend(any_bit(offset_argument(arg) + 4, u32::MAX, 1));
             code.push(ret(verdict));
         }
         Check::When { arg, when, then } => {
@@ -212,6 +208,11 @@ fn checked(check: &Check) -> Vec<sock_filter> {
         }
     }
     code
+}
+
+/// Code that skips `past` instructions unless a bit of the mask is set in the word.
+fn any_bit(word: u32, mask: u32, past: u8) -> [sock_filter; 2] {
+    [op(LOAD_WORD, word, 0, 0), op(JUMP_ANY_BIT, mask, 0, past)]
 }
 
 fn one_of(code: &mut Vec<sock_filter>, values: &[u32], verdict: Verdict) {

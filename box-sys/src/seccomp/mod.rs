@@ -1,15 +1,22 @@
 //! The system call filter: an allow list with argument checks.
 //!
-//! `table.rs` lists the result of each call. `compile.rs` turns it into a binary search, so a call
+//! `rule.rs` defines a rule. `table.rs` lists the rule of each call, `allowed.rs` and `refused.rs` the calls
+//! without conditions. `compile.rs` turns it into a binary search, so a call
 //! passes about ten instructions.
 
 mod allowed;
 mod compile;
+mod refused;
+mod rule;
 mod table;
 
 use libc::sock_filter;
 
-pub use table::{Rule, Verdict, rules};
+pub use rule::{Rule, Verdict};
+pub use table::rules;
+
+use refused::CLOSING;
+use rule::number;
 
 /// The filter of a box's init and all its descendants.
 ///
@@ -18,10 +25,7 @@ pub use table::{Rule, Verdict, rules};
 pub(crate) fn program() -> Vec<sock_filter> {
     let mut rules = rules();
     for rule in &mut rules {
-        if table::CLOSING
-            .iter()
-            .any(|call| table::number(*call) == rule.number)
-        {
+        if CLOSING.iter().any(|call| number(*call) == rule.number) {
             rule.otherwise = Verdict::Allow;
         }
     }
@@ -30,10 +34,7 @@ pub(crate) fn program() -> Vec<sock_filter> {
 
 /// Denies the calls that complete a box.
 pub(crate) fn closing_program() -> Vec<sock_filter> {
-    let numbers: Vec<u32> = table::CLOSING
-        .iter()
-        .map(|call| table::number(*call))
-        .collect();
+    let numbers: Vec<u32> = CLOSING.iter().map(|call| number(*call)).collect();
     compile::refuse(&numbers, libc::EPERM)
 }
 
@@ -46,11 +47,11 @@ pub(crate) fn closing_program() -> Vec<sock_filter> {
 /// whose ids are not known in advance. It can therefore set only that of the calling thread; for
 /// other threads the call succeeds without effect.
 pub(crate) fn guest_program(two_uids: bool) -> Vec<sock_filter> {
-    let absent = [table::number(libc::SYS_openat2)];
+    let absent = [number(libc::SYS_openat2)];
     if two_uids {
         return compile::refuse(&absent, libc::ENOSYS);
     }
-    let affinity = table::number(libc::SYS_sched_setaffinity);
+    let affinity = number(libc::SYS_sched_setaffinity);
     compile::refuse_and_check(&absent, libc::ENOSYS, affinity, &[table::OTHERS_UNCHANGED])
 }
 

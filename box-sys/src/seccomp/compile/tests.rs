@@ -1,7 +1,8 @@
 //! Interprets the program as the kernel does, and compares it with the table.
 
 use super::*;
-use crate::seccomp::table::{number, rules};
+use crate::seccomp::rule::number;
+use crate::seccomp::table::rules;
 
 /// Interprets a program as the kernel does.
 fn run(program: &[sock_filter], arch: u32, nr: u32, args: [u64; 6]) -> u32 {
