@@ -7,10 +7,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::agent::SPOOL_BYTES;
 use super::{
     FileChunk, FilePackParams, FileReadParams, FileStatInfo, FileTreeResult, FileUnpackParams,
-    FileWriteParams, actions,
+    FileWriteParams, SPOOL_BYTES, actions,
 };
 
 actions! {

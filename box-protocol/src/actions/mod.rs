@@ -12,6 +12,8 @@
 mod agent;
 mod agent_ends;
 mod agent_files;
+mod agent_output;
+mod agent_start;
 mod boxes;
 mod commands;
 mod file_search;
@@ -25,6 +27,8 @@ mod system;
 pub use agent::*;
 pub use agent_ends::*;
 pub use agent_files::*;
+pub use agent_output::*;
+pub use agent_start::*;
 pub use boxes::*;
 pub use commands::*;
 pub use file_search::*;

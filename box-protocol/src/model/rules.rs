@@ -59,6 +59,20 @@ impl<T, F: Fn(&T) -> Result<(), Invalid>> Rule<T> for F {
     }
 }
 
+/// Returns the value if the rule holds.
+fn accept<T>(
+    value: T,
+    holds: bool,
+    field: &'static str,
+    rule: &'static str,
+) -> Result<Option<T>, Invalid> {
+    if holds {
+        Ok(Some(value))
+    } else {
+        Err(Invalid::new(field, rule))
+    }
+}
+
 /// A whole number with a minimum, and the error text for a smaller one. The decoder also accepts
 /// `"999"` and `999.0`.
 pub(super) struct AtLeast(pub(super) u64, pub(super) &'static str);
@@ -77,10 +91,7 @@ impl Rule<u64> for AtLeast {
     }
 
     fn check(&self, field: &'static str, value: u64) -> Result<Option<u64>, Invalid> {
-        if value < self.0 {
-            return Err(Invalid::new(field, self.1));
-        }
-        Ok(Some(value))
+        accept(value, value >= self.0, field, self.1)
     }
 
     #[cfg(feature = "schema")]
@@ -108,10 +119,7 @@ impl Rule<f64> for Positive {
     }
 
     fn check(&self, field: &'static str, value: f64) -> Result<Option<f64>, Invalid> {
-        if !(value.is_finite() && value > 0.0) {
-            return Err(Invalid::new(field, POSITIVE));
-        }
-        Ok(Some(value))
+        accept(value, value.is_finite() && value > 0.0, field, POSITIVE)
     }
 
     #[cfg(feature = "schema")]
