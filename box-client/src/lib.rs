@@ -76,6 +76,7 @@ mod options;
 mod port;
 pub mod reconnect;
 mod shell;
+mod unread;
 
 pub use box_protocol::actions::{
     BoxListParams, FilePart, FileStatInfo, Language, ReadWhy, StreamName, View,

@@ -9,12 +9,13 @@ use std::task::{Context, Poll, ready};
 use box_protocol::actions::{PortChunk, PortOpen, PortOpenParams, PortSend, PortSendParams};
 use box_protocol::{BoxId, ConnId, MAX_CHUNK_BYTES};
 use box_rpc::{CallError, Chunks, Peer};
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
+use futures::StreamExt as _;
 use futures::future::BoxFuture;
-use futures::{Stream as _, StreamExt as _};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::error::ClientError;
+use crate::unread;
 
 /// A connection to a port inside a box.
 ///
@@ -104,19 +105,12 @@ impl AsyncRead for PortStream {
         cx: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        while this.unread.is_empty() {
-            match ready!(Pin::new(&mut this.chunks).poll_next(cx)) {
-                Some(Ok(PortChunk::Data(data))) => this.unread = data.0,
-                Some(Ok(PortChunk::ConnId(_))) => {}
-                Some(Err(error)) => return Poll::Ready(Err(ClientError::from(error).into())),
-                None => return Poll::Ready(Ok(())),
-            }
-        }
-        let count = this.unread.len().min(into.remaining());
-        into.put_slice(&this.unread[..count]);
-        this.unread.advance(count);
-        Poll::Ready(Ok(()))
+        let bytes = |chunk| match chunk {
+            PortChunk::Data(data) => data.0,
+            PortChunk::ConnId(_) => Bytes::new(),
+        };
+        let Self { chunks, unread, .. } = &mut *self;
+        unread::poll_read(chunks, unread, bytes, cx, into)
     }
 }
 

@@ -2,15 +2,14 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use box_protocol::actions::{FileChunk, FileRead};
 use box_rpc::{Action, Chunks};
-use bytes::{Buf as _, Bytes};
-use futures::Stream as _;
+use bytes::Bytes;
 use tokio::io::{AsyncRead, ReadBuf};
 
-use crate::error::ClientError;
+use crate::unread;
 
 /// Reads the bytes of a file or archive.
 ///
@@ -36,17 +35,7 @@ impl<A: Action<Chunk = FileChunk>> AsyncRead for FileReader<A> {
         cx: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        while this.unread.is_empty() {
-            match ready!(Pin::new(&mut this.chunks).poll_next(cx)) {
-                Some(Ok(FileChunk { data, .. })) => this.unread = data.0,
-                Some(Err(error)) => return Poll::Ready(Err(ClientError::from(error).into())),
-                None => return Poll::Ready(Ok(())),
-            }
-        }
-        let count = this.unread.len().min(into.remaining());
-        into.put_slice(&this.unread[..count]);
-        this.unread.advance(count);
-        Poll::Ready(Ok(()))
+        let Self { chunks, unread } = &mut *self;
+        unread::poll_read(chunks, unread, |chunk| chunk.data.0, cx, into)
     }
 }
