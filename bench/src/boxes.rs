@@ -78,8 +78,7 @@ async fn each<E: std::fmt::Debug>(mut call: impl AsyncFnMut(u64) -> Result<(), E
 /// Runs all measurements and prints the bars.
 pub(crate) fn run(rounds: u32) -> Result<()> {
     process::runtime()?.block_on(async {
-        println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
-        println!("|---|---|---|---|---|---|");
+        crate::report::heading();
         against_an_echo(rounds).await?;
         with_many_sessions(rounds).await
     })

@@ -37,8 +37,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         .only
         .as_deref()
         .unwrap_or("bare,client,start,large,exec");
-    println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
-    println!("|---|---|---|---|---|---|");
+    crate::report::heading();
     for part in parts.split(',') {
         match part {
             "bare" => bare(plan.rounds)?,

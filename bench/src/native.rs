@@ -38,8 +38,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     let parts = plan.only.as_deref().unwrap_or("speed,at-once,alive,memory");
     process::runtime()?.block_on(async {
         let bench = Bench::start().await?;
-        println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
-        println!("|---|---|---|---|---|---|");
+        crate::report::heading();
         for part in parts.split(',') {
             match part {
                 "speed" => bench.speed(rounds).await?,

@@ -34,8 +34,7 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
         .build()?;
     runtime.block_on(async {
         let bench = Bench::start("network")?;
-        println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
-        println!("|---|---|---|---|---|---|");
+        crate::report::heading();
         bench.connecting(rounds).await?;
         bench.bulk(rounds).await?;
         starting(rounds).await

@@ -50,8 +50,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     let parts = parts.unwrap_or("streams,first-byte,builtins,files,ended");
     process::runtime()?.block_on(async {
         let bench = Bench::start().await?;
-        println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
-        println!("|---|---|---|---|---|---|");
+        crate::report::heading();
         for part in parts.split(',') {
             match part {
                 "streams" => bench.streams(rounds).await?,

@@ -215,6 +215,12 @@ fn medians(records: &[Record]) -> String {
     table
 }
 
+/// Prints the heading of a table of bars.
+pub(crate) fn heading() {
+    println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
+    println!("|---|---|---|---|---|---|");
+}
+
 fn bars(records: &[Record]) -> String {
     let rows: String = BARS.iter().filter_map(|bar| row(bar, records)).collect();
     if rows.is_empty() {

@@ -40,8 +40,7 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files)?;
     let server = Server::start()?;
-    println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
-    println!("|---|---|---|---|---|---|");
+    crate::report::heading();
     let get = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     compare("HTTP", &server.http, rounds, &HALF_REQUESTS, |client| {
         client.write(get)?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use box_rpc::{Action, Call, Empty, Handle, Never, Router, RpcError};
+use box_rpc::{Action, Call, Empty, Handle, Never, Peer, Router, RpcError};
 use box_runtime::fake::{FakeBackend, Reply};
 use box_runtime::native::{NativeBackend, NativeConfig};
 use box_runtime::{Availability, BoxRuntime, RuntimeConfig};
@@ -61,6 +61,13 @@ impl Action for SetBackend {
     type Params = SetAvailability;
     type Result = Empty;
     type Chunk = Never;
+}
+
+/// Makes the backend of a server available or unavailable.
+pub async fn set_available(peer: &Peer, available: bool) {
+    let availability = SetAvailability { available };
+    let set = peer.call::<SetBackend>(&availability).await;
+    set.expect("the backend is set");
 }
 
 /// Returns the process id of the runtime.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod file_backend;
 mod fixture;
 
 mod agent_access;

@@ -6,7 +6,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxExecutionResult, BoxId, ExecutionStatus, Killed, SpecDraft};
 use box_rpc::{CallError, Code, Empty, Peer};
-use box_tests::boxes::{BackendCalls, InspectBackend, SetAvailability, SetBackend};
+use box_tests::boxes::{BackendCalls, InspectBackend, set_available};
 use box_tests::every_transport;
 use box_tests::fixture::Setup;
 use futures::future::join_all;
@@ -166,11 +166,7 @@ async fn health_names_the_backend_or_none(setup: Setup) {
         (health.name.as_deref(), health.available),
         (Some("fake"), true)
     );
-    fixture
-        .peer
-        .call::<SetBackend>(&SetAvailability { available: false })
-        .await
-        .unwrap();
+    set_available(&fixture.peer, false).await;
     // The runtime caches the backend's health for a second.
     box_tests::wait::eventually("the backend is reported as unavailable", async || {
         let health = fixture.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
@@ -311,21 +307,13 @@ async fn another_workspace_is_a_conflict_that_names_no_path(setup: Setup) {
 
 async fn without_a_backend_a_call_is_unavailable(setup: Setup) {
     let fixture = setup.boxes().start().await;
-    fixture
-        .peer
-        .call::<SetBackend>(&SetAvailability { available: false })
-        .await
-        .unwrap();
+    set_available(&fixture.peer, false).await;
     let error = exec(&fixture.peer, "int-no-backend", "echo hello")
         .await
         .unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "{error}");
     assert_eq!(seen(&fixture.peer).await.starts, Vec::<String>::new());
-    fixture
-        .peer
-        .call::<SetBackend>(&SetAvailability { available: true })
-        .await
-        .unwrap();
+    set_available(&fixture.peer, true).await;
     exec(&fixture.peer, "int-no-backend", "echo hello")
         .await
         .unwrap();

@@ -3,7 +3,7 @@
 use box_protocol::ExecutionStatus;
 use box_rpc::{Code, Empty};
 use box_service::{BoxService, Query, ServiceConfig};
-use box_tests::boxes::{BackendCalls, InspectBackend, SetAvailability, SetBackend};
+use box_tests::boxes::{BackendCalls, InspectBackend, set_available};
 use box_tests::every_transport;
 use box_tests::fixture::{Fixture, Setup};
 use serde_json::{Map, Value, json};
@@ -243,11 +243,7 @@ async fn a_box_that_writes_too_much_and_fails_is_over_its_quota(setup: Setup) {
 
 async fn failures_are_remembered_with_their_class(setup: Setup) {
     let fixture = setup.boxes().start().await;
-    fixture
-        .peer
-        .call::<SetBackend>(&SetAvailability { available: false })
-        .await
-        .unwrap();
+    set_available(&fixture.peer, false).await;
     let service = service(&fixture, json!({})).await;
     for n in 100..160 {
         service
@@ -332,14 +328,17 @@ async fn first_spec(fixture: &Fixture) -> Value {
     seen(fixture).await.specs[0].clone()
 }
 
+/// The spec of the box in which a service runs a command with these options.
+async fn spec_of_a_tool_call(fixture: &Fixture, options: Value, number: u32) -> Value {
+    let service = service(fixture, options).await;
+    let payload = object(json!({"command": "echo hi"}));
+    service.execute_tool(payload, &query(number)).await.unwrap();
+    first_spec(fixture).await
+}
+
 async fn the_default_profile_fills_in_unset_fields(setup: Setup) {
     let fixture = setup.boxes().start().await;
-    let service = service(&fixture, json!({})).await;
-    service
-        .execute_tool(object(json!({"command": "echo hi"})), &query(30))
-        .await
-        .unwrap();
-    let spec = first_spec(&fixture).await;
+    let spec = spec_of_a_tool_call(&fixture, json!({}), 30).await;
     assert_eq!(
         (&spec["network"], &spec["timeout_sec"]),
         (&json!("off"), &json!(30))
@@ -384,12 +383,7 @@ async fn every_way_to_write_a_timeout_is_cut_to_the_longest(setup: Setup) {
 
 async fn network_extended_has_higher_limits(setup: Setup) {
     let fixture = setup.boxes().start().await;
-    let service = service(&fixture, json!({"profile": "network_extended"})).await;
-    service
-        .execute_tool(object(json!({"command": "echo hi"})), &query(42))
-        .await
-        .unwrap();
-    let spec = first_spec(&fixture).await;
+    let spec = spec_of_a_tool_call(&fixture, json!({"profile": "network_extended"}), 42).await;
     assert_eq!(
         (&spec["network"], &spec["cpus"]),
         (&json!("on"), &json!(2.0))

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_rpc::{CallError, Caller, CloseReason, Code, Codecs, Empty, Options, Router, Session};
+use box_rpc::{
+    CallError, Caller, CloseReason, Code, Codecs, Empty, Options, Peer, Router, Session,
+};
 use box_tests::actions::{Echo, Number, Probe, Server as TestServer, Text, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup};
@@ -20,6 +22,12 @@ every_transport!(
     a_closed_peer_refuses_calls_without_sending_them,
 );
 
+/// Checks that a call on a closed connection is refused before it is sent.
+async fn assert_not_sent(peer: &Peer) {
+    let error = peer.call::<Echo>(&Text::new("x")).await.unwrap_err();
+    assert!(matches!(error, CallError::NotSent(_)), "{error:?}");
+}
+
 async fn a_broken_connection_fails_what_waits(setup: Setup) {
     let fixture = setup.start().await;
     let peer = fixture.peer.clone();
@@ -32,12 +40,7 @@ async fn a_broken_connection_fails_what_waits(setup: Setup) {
     let error = waiting.await.unwrap().unwrap_err();
     assert!(matches!(error, CallError::Lost(_)), "{error:?}");
     assert_eq!(error.code(), Code::Unavailable);
-    let error = fixture
-        .peer
-        .call::<Echo>(&Text::new("x"))
-        .await
-        .unwrap_err();
-    assert!(matches!(error, CallError::NotSent(_)), "{error:?}");
+    assert_not_sent(&fixture.peer).await;
 }
 
 async fn end_of_input_loses_no_answer(setup: Setup) {
@@ -62,12 +65,7 @@ async fn a_closed_peer_refuses_calls_without_sending_them(setup: Setup) {
     fixture.client.close(Duration::from_secs(1)).await;
     assert_eq!(fixture.client.closed().await, CloseReason::Closed);
     assert!(fixture.peer.is_closed());
-    let error = fixture
-        .peer
-        .call::<Echo>(&Text::new("x"))
-        .await
-        .unwrap_err();
-    assert!(matches!(error, CallError::NotSent(_)), "{error:?}");
+    assert_not_sent(&fixture.peer).await;
 }
 
 #[tokio::test(start_paused = true)]

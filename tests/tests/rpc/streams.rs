@@ -5,7 +5,7 @@ use std::time::Duration;
 use box_rpc::{Code, Empty};
 use box_tests::actions::{Count, Echo, Flow, Number, Probe, Text};
 use box_tests::every_transport;
-use box_tests::fixture::{Dialect, Setup, against_a_script};
+use box_tests::fixture::{Dialect, Fixture, Setup, against_a_script};
 use box_tests::wait::eventually;
 use futures::StreamExt as _;
 use serde_json::json;
@@ -114,18 +114,21 @@ async fn a_stream_that_fails_ends_with_its_error(setup: Setup) {
 /// The chunks of `flow` are longer than this, and everything else is shorter.
 const SHORTER_THAN_A_CHUNK: usize = 900;
 
+/// Checks that a stream ends with the error about its first chunk.
+async fn assert_too_large(fixture: &Fixture) {
+    let flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
+    let error = flow.finish().await.unwrap_err();
+    assert_eq!(error.code(), Code::TooLarge, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("message_bytes of 900"), "{text}");
+}
+
 async fn a_chunk_too_large_to_send_ends_its_stream(setup: Setup) {
     let fixture = setup
         .server(|limits| limits.message_bytes = Some(SHORTER_THAN_A_CHUNK))
         .start()
         .await;
-    let flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
-    let error = flow.finish().await.unwrap_err();
-    assert_eq!(error.code(), Code::TooLarge, "{error}");
-    assert!(
-        error.to_string().contains("message_bytes of 900"),
-        "{error}"
-    );
+    assert_too_large(&fixture).await;
     assert_eq!(sent(&fixture).await, 0);
     assert_eq!(fixture.peer.stats().oversized, 0, "it was never sent");
     assert_eq!(fixture.peer.in_flight(), 0);
@@ -136,13 +139,7 @@ async fn a_chunk_too_large_to_take_ends_its_stream_and_its_handler(setup: Setup)
         .client(|limits| limits.message_bytes = Some(SHORTER_THAN_A_CHUNK))
         .start()
         .await;
-    let flow = fixture.peer.stream::<Flow>(&Empty {}).await.unwrap();
-    let error = flow.finish().await.unwrap_err();
-    assert_eq!(error.code(), Code::TooLarge, "{error}");
-    assert!(
-        error.to_string().contains("message_bytes of 900"),
-        "{error}"
-    );
+    assert_too_large(&fixture).await;
     assert_ne!(fixture.peer.stats().oversized, 0);
     eventually("the handler is dropped", async || {
         fixture.peer.call::<Probe>(&Empty {}).await.unwrap().dropped == 1

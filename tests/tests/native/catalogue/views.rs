@@ -5,7 +5,8 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Child, Command};
 
 use box_tests::machine::{Machine, on_each_machine, printed};
 use box_tests::wait::eventually;
@@ -42,19 +43,24 @@ fn run_on_the_host(program: &str) {
     Command::new(program).arg("--version").output().unwrap();
 }
 
-#[tokio::test]
-async fn a_watch_in_a_box_sees_no_program_of_the_host_or_another_box() {
-    let here = tempfile::tempdir().unwrap();
-    let place = here.path().to_str().unwrap();
+/// Starts the watching program on the host, and waits until it watches.
+async fn watch_the_host(mode: &str, watched: &str, here: &Path) -> Child {
     let watching = Command::new("sh")
-        .args(["-c", &command(VIEWS, &["watch", place, WATCHED])])
+        .args([
+            "-c",
+            &command(VIEWS, &[mode, here.to_str().unwrap(), watched]),
+        ])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    eventually("the host is watched", async || {
-        here.path().join("ready").exists()
-    })
-    .await;
+    eventually("the host is watched", async || here.join("ready").exists()).await;
+    watching
+}
+
+#[tokio::test]
+async fn a_watch_in_a_box_sees_no_program_of_the_host_or_another_box() {
+    let here = tempfile::tempdir().unwrap();
+    let watching = watch_the_host("watch", WATCHED, here.path()).await;
     run_on_the_host("/usr/bin/factor");
     std::fs::write(here.path().join("stop"), "").unwrap();
     let said = watching.wait_with_output().unwrap();
@@ -170,16 +176,7 @@ const READ: &str = "/usr/lib/os-release";
 #[tokio::test]
 async fn a_notification_in_a_box_is_of_no_program_of_the_host_or_another_box() {
     let here = tempfile::tempdir().unwrap();
-    let place = here.path().to_str().unwrap();
-    let watching = Command::new("sh")
-        .args(["-c", &command(VIEWS, &["notify", place, NOTIFIED])])
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    eventually("the host is watched", async || {
-        here.path().join("ready").exists()
-    })
-    .await;
+    let watching = watch_the_host("notify", NOTIFIED, here.path()).await;
     std::fs::read(READ).unwrap();
     for request in ["others", "stop"] {
         std::fs::write(here.path().join(request), "").unwrap();

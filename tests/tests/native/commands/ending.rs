@@ -122,6 +122,17 @@ fn descriptors_of_parent(argument: &str) -> Option<usize> {
     Some(std::fs::read_dir(descriptors).ok()?.count())
 }
 
+/// Waits for the agent that started this process, and counts its descriptors.
+async fn descriptors_of_agent(argument: &str) -> usize {
+    let mut count = None;
+    eventually("the agent is found", async || {
+        count = descriptors_of_parent(argument);
+        count.is_some()
+    })
+    .await;
+    count.unwrap()
+}
+
 #[tokio::test]
 async fn commands_that_are_kept_hold_no_descriptor() {
     with_box(async |machine| {
@@ -129,13 +140,7 @@ async fn commands_that_are_kept_hold_no_descriptor() {
         let sleep = json!({"argv": ["sleep", seconds]});
         let asleep = super::start(sleep, json!({"on_disconnect": "keep"}));
         run(machine, asleep).await.unwrap();
-        let mut before = None;
-        eventually("the agent is found", async || {
-            before = descriptors_of_parent(&seconds);
-            before.is_some()
-        })
-        .await;
-        let before = before.unwrap();
+        let before = descriptors_of_agent(&seconds).await;
         for number in 0..60 {
             let id = format!("kept-{number}");
             let more = json!({"command_id": id, "retain_ms": -1, "stdin": "open"});
@@ -162,19 +167,14 @@ async fn children_that_hold_the_output_of_many_commands_hold_few_descriptors() {
         let seconds = mark();
         let asleep = super::start(json!({"argv": ["sleep", seconds]}), json!({}));
         run(machine, asleep).await.unwrap();
-        let mut before = None;
-        eventually("the agent is found", async || {
-            before = descriptors_of_parent(&seconds);
-            before.is_some()
-        })
-        .await;
+        let before = descriptors_of_agent(&seconds).await;
         for number in 0..100 {
             let id = format!("left-{number}");
             let left = text("sleep 86605 &", json!({"command_id": id}));
             run(machine, left).await.unwrap();
             attach(machine, &id, json!({"view": "none"})).await.unwrap();
         }
-        let most = before.unwrap() + 128 + 5;
+        let most = before + 128 + 5;
         eventually("few descriptors are open", async || {
             descriptors_of_parent(&seconds).is_some_and(|now| now <= most)
         })

@@ -11,6 +11,7 @@ use box_protocol::actions::{
 use box_protocol::{BoxError, CommandInfo};
 use box_runtime::Caller;
 use box_tests::machine::{Machine, on_each_machine, printed};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -47,11 +48,29 @@ impl Received {
 }
 
 fn start(program: Value, more: Value) -> CommandStartParams {
-    let mut params = json!({"box_id": "c", "program": program, "cwd": "/tmp"});
+    let params = json!({"box_id": "c", "program": program, "cwd": "/tmp"});
+    params_with(params, &more)
+}
+
+/// Parameters about a command of the box.
+fn about<T: DeserializeOwned>(id: &str, more: &Value) -> T {
+    params_with(json!({"box_id": "c", "command_id": id}), more)
+}
+
+fn params_with<T: DeserializeOwned>(mut params: Value, more: &Value) -> T {
     for (name, value) in more.as_object().unwrap() {
         params[name] = value.clone();
     }
     serde_json::from_value(params).unwrap()
+}
+
+/// Receives chunks until the last one.
+async fn received(mut chunks: mpsc::Receiver<CommandChunk>) -> Received {
+    let mut got = Received::default();
+    while let Some(chunk) = chunks.recv().await {
+        got.take(chunk);
+    }
+    got
 }
 
 fn text(text: &str, more: Value) -> CommandStartParams {
@@ -74,17 +93,10 @@ async fn read_through(
     mut params: CommandStartParams,
 ) -> (Received, CommandStartResult) {
     params.attach.get_or_insert_default();
-    let (sender, mut chunks) = mpsc::channel(4);
+    let (sender, chunks) = mpsc::channel(4);
     let caller = Caller::Local;
     let running = machine.runtime.start_command(&caller, params, Some(sender));
-    let reading = async {
-        let mut got = Received::default();
-        while let Some(chunk) = chunks.recv().await {
-            got.take(chunk);
-        }
-        got
-    };
-    let (result, got) = tokio::join!(running, reading);
+    let (result, got) = tokio::join!(running, received(chunks));
     (got, result.unwrap())
 }
 
@@ -93,41 +105,22 @@ async fn attach(
     id: &str,
     more: Value,
 ) -> Result<(Received, CommandInfo, ReadEnd), BoxError> {
-    let mut params = json!({"box_id": "c", "command_id": id});
-    for (name, value) in more.as_object().unwrap() {
-        params[name] = value.clone();
-    }
-    let params: CommandAttachParams = serde_json::from_value(params).unwrap();
-    let (sender, mut chunks) = mpsc::channel(4);
+    let params: CommandAttachParams = about(id, &more);
+    let (sender, chunks) = mpsc::channel(4);
     let caller = Caller::Local;
     let running = machine.runtime.attach_command(&caller, params, sender);
-    let reading = async {
-        let mut got = Received::default();
-        while let Some(chunk) = chunks.recv().await {
-            got.take(chunk);
-        }
-        got
-    };
-    let (result, got) = tokio::join!(running, reading);
+    let (result, got) = tokio::join!(running, received(chunks));
     result.map(|result| (got, result.info, result.read))
 }
 
 async fn kill(machine: &Machine, id: &str, more: Value) -> Result<(CommandInfo, bool), BoxError> {
-    let mut params = json!({"box_id": "c", "command_id": id});
-    for (name, value) in more.as_object().unwrap() {
-        params[name] = value.clone();
-    }
-    let params = serde_json::from_value(params).unwrap();
+    let params = about(id, &more);
     let killed = machine.runtime.kill_command(&Caller::Local, params).await?;
     Ok((killed.info, killed.already))
 }
 
 async fn input(machine: &Machine, id: &str, more: Value) -> Result<u64, BoxError> {
-    let mut params = json!({"box_id": "c", "command_id": id});
-    for (name, value) in more.as_object().unwrap() {
-        params[name] = value.clone();
-    }
-    let params = serde_json::from_value(params).unwrap();
+    let params = about(id, &more);
     let wrote = machine
         .runtime
         .input_command(&Caller::Local, params)
@@ -136,7 +129,7 @@ async fn input(machine: &Machine, id: &str, more: Value) -> Result<u64, BoxError
 }
 
 async fn get(machine: &Machine, id: &str) -> Result<CommandInfo, BoxError> {
-    let key = serde_json::from_value(json!({"box_id": "c", "command_id": id})).unwrap();
+    let key = about(id, &json!({}));
     machine.runtime.get_command(&Caller::Local, key).await
 }
 
