@@ -70,6 +70,12 @@ pub(crate) struct Files {
     turns: Turns<OrderKey>,
 }
 
+/// A source of bytes that an agent sends in pieces.
+trait Pieces: Send + 'static {
+    /// The next piece and its offset; `None` at the end.
+    fn next(&mut self, step: &Step<'_>) -> Result<Option<(u64, Vec<u8>)>, BoxError>;
+}
+
 /// The router of `file.*`.
 pub(crate) fn router(files: &Arc<Files>, shm: &ShmPool) -> Router {
     Router::builder(Arc::clone(files))
@@ -181,56 +187,45 @@ impl Files {
     async fn read<A: Action>(
         &self,
         params: FileReadParams,
-        mut sender: PieceSender<'_, A>,
+        sender: PieceSender<'_, A>,
     ) -> Result<FileStatInfo, BoxError> {
-        let turn = self.turn(&params).await;
-        let mut reader = self
-            .step(move |step| FileReader::open(step, &params))
-            .await?;
-        drop(turn);
-        let mut piece = None;
-        loop {
-            // The next piece is read while the previous one is sent.
-            let next = self.step(move |_| {
-                let next = reader.next()?;
-                Ok((reader, next))
-            });
-            let (sent, next) = tokio::join!(sender.send(piece), next);
-            sent?;
-            (reader, piece) = next?;
-            if piece.is_none() {
-                return Ok(reader.info);
-            }
-        }
+        let reader = self.send_all(params, FileReader::open, sender).await?;
+        Ok(reader.info)
     }
 
     /// Sends a tree as an archive.
     async fn pack<A: Action>(
         &self,
         params: FilePackParams,
-        mut sender: PieceSender<'_, A>,
+        sender: PieceSender<'_, A>,
     ) -> Result<FileTreeResult, BoxError> {
+        let packer = self.send_all(params, TreePacker::open, sender).await?;
+        Ok(packer.total())
+    }
+
+    /// Opens a source in its turn, sends all its pieces, and returns it.
+    async fn send_all<A: Action, P: Ordered + Send + 'static, S: Pieces>(
+        &self,
+        params: P,
+        open: fn(&Step<'_>, &P) -> Result<S, BoxError>,
+        mut sender: PieceSender<'_, A>,
+    ) -> Result<S, BoxError> {
         let turn = self.turn(&params).await;
-        let mut packer = self
-            .step(move |step| TreePacker::open(step, &params))
-            .await?;
+        let mut source = self.step(move |step| open(step, &params)).await?;
         drop(turn);
-        let (mut piece, mut offset) = (None, 0);
+        let mut piece = None;
         loop {
+            // The next piece is read while the previous one is sent.
             let next = self.step(move |step| {
-                let bytes = packer.next(step)?;
-                Ok((packer, bytes))
+                let next = source.next(step)?;
+                Ok((source, next))
             });
             let (sent, next) = tokio::join!(sender.send(piece), next);
             sent?;
-            let (returned, bytes) = next?;
-            packer = returned;
-            if bytes.is_empty() {
-                return Ok(packer.total());
+            (source, piece) = next?;
+            if piece.is_none() {
+                return Ok(source);
             }
-            let length = bytes.len() as u64;
-            piece = Some((offset, bytes));
-            offset += length;
         }
     }
 

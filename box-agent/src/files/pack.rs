@@ -9,6 +9,7 @@ use box_protocol::{BoxError, Code};
 use rustix::fs::{Mode, OFlags, Stat};
 use tar::{EntryType, Header};
 
+use super::Pieces;
 use super::error::PathContext;
 use super::guest_root::{Step, beneath, too_large};
 use super::stat::{MODE_BITS, kind, size};
@@ -79,6 +80,8 @@ pub(super) struct TreePacker {
     names: Vec<String>,
     file: Option<(OwnedFd, u64)>,
     ended: bool,
+    /// Bytes of the archive so far.
+    offset: u64,
     tally: Tally,
 }
 
@@ -127,25 +130,9 @@ impl TreePacker {
             names,
             file: None,
             ended: false,
+            offset: 0,
             tally: Tally::new(params.caps),
         })
-    }
-
-    /// The next bytes; empty at the end.
-    pub(super) fn next(&mut self, step: &Step<'_>) -> Result<Vec<u8>, BoxError> {
-        let mut out = Vec::with_capacity(STEP_BYTES + 4 * BLOCK);
-        while out.len() < STEP_BYTES && !self.ended {
-            step.cancel.check()?;
-            if let Some((file, left)) = self.file.take() {
-                self.add_content(file, left, &mut out)?;
-            } else if let Some(name) = self.names.pop() {
-                self.add_entry(&name, &mut out)?;
-            } else {
-                out.resize(out.len() + 2 * BLOCK, 0);
-                self.ended = true;
-            }
-        }
-        Ok(out)
     }
 
     /// The size of the archive so far.
@@ -254,6 +241,26 @@ impl TreePacker {
             out.resize(out.len().next_multiple_of(BLOCK), 0);
         }
         Ok(())
+    }
+}
+
+impl Pieces for TreePacker {
+    fn next(&mut self, step: &Step<'_>) -> Result<Option<(u64, Vec<u8>)>, BoxError> {
+        let mut out = Vec::with_capacity(STEP_BYTES + 4 * BLOCK);
+        while out.len() < STEP_BYTES && !self.ended {
+            step.cancel.check()?;
+            if let Some((file, left)) = self.file.take() {
+                self.add_content(file, left, &mut out)?;
+            } else if let Some(name) = self.names.pop() {
+                self.add_entry(&name, &mut out)?;
+            } else {
+                out.resize(out.len() + 2 * BLOCK, 0);
+                self.ended = true;
+            }
+        }
+        let offset = self.offset;
+        self.offset += out.len() as u64;
+        Ok((!out.is_empty()).then_some((offset, out)))
     }
 }
 

@@ -6,6 +6,7 @@ use box_protocol::BoxError;
 use box_protocol::actions::{FILE_PIECE, FilePart, FileReadParams, FileStatInfo};
 use rustix::buffer::spare_capacity;
 
+use super::Pieces;
 use super::error::PathContext;
 use super::guest_root::Step;
 use super::stat::{info, size};
@@ -75,11 +76,11 @@ impl FileReader {
         }
         Ok(reader)
     }
+}
 
-    /// The next piece and its offset; `None` at the end.
-    ///
+impl Pieces for FileReader {
     /// The data is empty if the piece contains no requested line.
-    pub(super) fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, BoxError> {
+    fn next(&mut self, _: &Step<'_>) -> Result<Option<(u64, Vec<u8>)>, BoxError> {
         let max = usize::try_from(FILE_PIECE.min(self.end - self.at)).unwrap_or(usize::MAX);
         if max == 0 {
             return Ok(None);

@@ -1,5 +1,6 @@
 //! Steps on a directory of the test machine in place of a box's root.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
@@ -30,6 +31,10 @@ pub(super) fn step<T>(
         guest_root,
         cancel: &cancel,
     })
+}
+
+fn open_dir(path: &Path) -> OwnedFd {
+    rustix::fs::open(path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap()
 }
 
 fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
@@ -86,12 +91,7 @@ fn a_write_follows_a_link_and_keeps_the_mode() {
 #[test]
 fn a_deep_tree_is_removed_with_few_descriptors() {
     let root = tempfile::tempdir().unwrap();
-    let mut dir = rustix::fs::open(
-        root.path(),
-        rustix::fs::OFlags::PATH,
-        rustix::fs::Mode::empty(),
-    )
-    .unwrap();
+    let mut dir = open_dir(root.path());
     for _ in 0..3000 {
         dir = super::guest_root::make_dir(&dir, "d", 0o755).unwrap().0;
     }
@@ -168,12 +168,7 @@ fn a_directory_with_many_entries_is_removed() {
 #[test]
 fn a_tree_of_long_paths_is_refused_before_it_exhausts_memory() {
     let root = tempfile::tempdir().unwrap();
-    let mut dir = rustix::fs::open(
-        root.path(),
-        rustix::fs::OFlags::PATH,
-        rustix::fs::Mode::empty(),
-    )
-    .unwrap();
+    let mut dir = open_dir(root.path());
     for _ in 0..100 {
         dir = super::guest_root::make_dir(&dir, &"d".repeat(250), 0o755)
             .unwrap()
