@@ -255,13 +255,29 @@ async fn images_of_umoci_and_skopeo_are_pulled_from_debians_registry() {
     let registry = RealRegistry::start();
     let layout = make_layout(registry.folder.path());
     registry.push(&layout, "oci", &[]);
-    registry.push(&layout, "zstd", &["--dest-compress-format=zstd"]);
     registry.push(&layout, "docker", &["--format", "v2s2"]);
     let client = registry.client("secret");
     client.check_login(&registry.authority).await.unwrap();
+    // skopeo compresses only plain layers, and sends a blob that it has sent to this registry before.
+    let plain = format!("dir:{}", registry.path("plain").display());
+    run(
+        "skopeo",
+        &[
+            "--insecure-policy",
+            "copy",
+            "-q",
+            "--dest-decompress",
+            &layout,
+            &plain,
+        ],
+    );
+    let other = RealRegistry::start();
+    other.push(&plain, "zstd", &["--dest-compress-format=zstd"]);
     let mut trees = Vec::new();
-    for tag in ["oci", "zstd", "docker"] {
+    let mut layers = Vec::new();
+    for (registry, tag) in [(&registry, "oci"), (&registry, "docker"), (&other, "zstd")] {
         let at = TestStore::new();
+        let client = registry.client("secret");
         let reference = format!("{}/test/app:{tag}", registry.authority)
             .parse()
             .unwrap();
@@ -269,6 +285,7 @@ async fn images_of_umoci_and_skopeo_are_pulled_from_debians_registry() {
             .await
             .unwrap();
         assert_tree(&at.store.rootfs(&pulled.digest));
+        layers.push(pulled.layers);
         assert_eq!(
             (
                 pulled.config.user.as_str(),
@@ -295,6 +312,8 @@ async fn images_of_umoci_and_skopeo_are_pulled_from_debians_registry() {
         trees.push(archive);
         at.assert_clean();
     }
+    assert_eq!(layers[0], layers[1]);
+    assert_ne!(layers[0], layers[2], "the layers are compressed by zstd");
     assert!(
         trees.iter().all(|tree| tree.len() == trees[0].len()),
         "the files are the same"
