@@ -8,7 +8,7 @@
 //! 2. `client/`: [`ForkServer`] and [`Sandbox`], the handles of a program that creates boxes.
 //!    `record.rs`: the record from which a later program adopts a box.
 //! 3. `server/`: the fork server. `template_mounts.rs` builds the mounts that every box starts
-//!    from, `pools.rs` prepares parts in advance, `launch.rs` forks.
+//!    from, `pools.rs` prepares parts in advance, `disks.rs` makes disks, `launch.rs` forks.
 //! 4. `child/`: from the fork to init. `mod.rs` orders the steps, `root.rs` builds the root
 //!    directory.
 //! 5. `init/`: [`Init`], the interface of a box's first process: commands and their exits.
@@ -55,9 +55,12 @@ pub use network::{
     socket_mark,
 };
 pub use peer::{peer_is_in_our_user_namespace, peer_pidfd};
-pub use plan::{Caps, Guest, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPlan, Source};
+pub use plan::{
+    Caps, Guest, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPlan, Scratch, Source,
+};
 pub use probe::Primitives;
 pub use quota::DirectoryQuota;
 pub use raw::signal_fd;
 pub use record::SandboxRecord;
+pub use server::disks::{DISK_BYTES_PER_INODE, DiskKind};
 pub use wire::{ServerConfig, receive, send, socket_pair};

@@ -22,7 +22,7 @@ pub struct SandboxPlan {
     pub root: Root,
     /// Whether the root is read-only.
     ///
-    /// Otherwise writes go to memory, limited by [`Caps::bytes`].
+    /// Otherwise writes go to `scratch`.
     pub read_only_root: bool,
     /// User that runs the commands.
     pub guest: Guest,
@@ -30,8 +30,8 @@ pub struct SandboxPlan {
     pub mounts: Vec<Mount>,
     /// Writable directories to create for the guest, private to the box.
     pub dirs: Vec<PathBuf>,
-    /// Limit of private files: `/tmp`, `/dev/shm`, home, `dirs`, writes to the root.
-    pub caps: Caps,
+    /// Storage of private files: `/tmp`, home, `dirs`, writes to the root.
+    pub scratch: Scratch,
     /// Resource limits of the box.
     pub limits: Limits,
     /// Network of the box.
@@ -52,7 +52,7 @@ impl Default for SandboxPlan {
             guest: Guest::default(),
             mounts: Vec::new(),
             dirs: Vec::new(),
-            caps: Caps::default(),
+            scratch: Scratch::default(),
             limits: Limits::default(),
             network: Network::default(),
             landlock: true,
@@ -129,6 +129,86 @@ pub enum Source {
     Fd(usize),
 }
 
+/// Storage of a box's private files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scratch {
+    /// Memory of the box, limited by the kernel. `/dev/shm` is part of it.
+    Memory(Caps),
+    /// A file system in a file of [`ServerConfig::disks`](crate::ServerConfig::disks).
+    ///
+    /// The kernel enforces the limit. The file ends with the box, except for its name.
+    FileSystem {
+        /// Limit of the private files.
+        caps: Caps,
+        /// Limit of `/dev/shm`, which is in memory.
+        shm: Caps,
+        /// Path of the file below that directory. Its parent directory must exist.
+        ///
+        /// Without it the file has no name.
+        name: Option<PathBuf>,
+    },
+    /// An empty directory of the host, which the caller limits and removes.
+    Directory {
+        /// An absolute host path without symbolic links.
+        path: PathBuf,
+        /// Limit of `/dev/shm`, which is in memory.
+        shm: Caps,
+    },
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::Memory(Caps::default())
+    }
+}
+
+impl Scratch {
+    /// Whether a prepared box with one storage can serve a plan with the other.
+    pub(crate) fn same_shape(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::FileSystem { caps, shm, .. },
+                Self::FileSystem {
+                    caps: other_caps,
+                    shm: other_shm,
+                    ..
+                },
+            ) => caps == other_caps && shm == other_shm,
+            _ => self == other,
+        }
+    }
+
+    fn validate(&self) -> Result<()> {
+        let (Self::Memory(shm) | Self::FileSystem { shm, .. } | Self::Directory { shm, .. }) = self;
+        shm.validate()?;
+        let Self::FileSystem { caps, name, .. } = self else {
+            return Ok(());
+        };
+        caps.validate()?;
+        if caps.bytes < DISK_MIN || caps.bytes > DISK_MAX {
+            return Err(Error::Invalid(format!(
+                "scratch: a file system of {} bytes; must be within {DISK_MIN} and {DISK_MAX}",
+                caps.bytes
+            )));
+        }
+        let plain = |component| matches!(component, std::path::Component::Normal(_));
+        if name
+            .as_ref()
+            .is_some_and(|name| name.as_os_str().is_empty() || !name.components().all(plain))
+        {
+            return Err(Error::Invalid(
+                "scratch: the name of the file must be a relative path without `..`".into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Smallest and largest file system of [`Scratch::FileSystem`].
+const DISK_MIN: u64 = 16 << 20;
+const DISK_MAX: u64 = 8 << 40;
+
 /// Limit of a box's private files. The kernel enforces it with `ENOSPC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caps {
@@ -136,6 +216,17 @@ pub struct Caps {
     pub bytes: u64,
     /// Number of files and directories.
     pub inodes: u64,
+}
+
+impl Caps {
+    fn validate(self) -> Result<()> {
+        if self.bytes == 0 || self.inodes < 64 {
+            return Err(Error::Invalid(
+                "caps: must be at least 1 byte and 64 inodes; 0 would mean no limit".into(),
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl Default for Caps {
@@ -187,11 +278,7 @@ impl SandboxPlan {
                 self.dirs.len()
             )));
         }
-        if self.caps.bytes == 0 || self.caps.inodes < 64 {
-            return Err(Error::Invalid(
-                "caps: must be at least 1 byte and 64 inodes; 0 would mean no limit".into(),
-            ));
-        }
+        self.scratch.validate()?;
         if self
             .limits
             .cpus
@@ -335,6 +422,33 @@ mod tests {
         assert!(at_home("/home/some body").is_ok());
         assert!(at_home("/home/x:/bin/false").is_err());
         assert!(at_home("/home/x\nroot::0:0::/:/bin/sh").is_err());
+    }
+
+    #[test]
+    fn disks_have_plain_names_and_sizes_within_bounds() {
+        let disk = |bytes, name: Option<&str>| {
+            let caps = Caps {
+                bytes,
+                inodes: 1024,
+            };
+            let scratch = Scratch::FileSystem {
+                caps,
+                shm: Caps::default(),
+                name: name.map(PathBuf::from),
+            };
+            let plan = SandboxPlan {
+                scratch,
+                ..SandboxPlan::default()
+            };
+            plan.validate()
+        };
+        assert!(disk(DISK_MIN, None).is_ok());
+        assert!(disk(DISK_MAX, Some("box/disk")).is_ok());
+        assert!(disk(DISK_MIN - 1, None).is_err());
+        assert!(disk(DISK_MAX + 1, None).is_err());
+        for name in ["", "/etc/disk", "../disk", "box/../../disk", "."] {
+            assert!(disk(DISK_MIN, Some(name)).is_err(), "{name}");
+        }
     }
 
     #[test]

@@ -3,18 +3,18 @@
 //! # Reading order
 //! 1. [`open`] opens a directory by a path without links.
 //! 2. [`walk`] visits every name below it. It reaches each name through a descriptor of the parent.
-//! 3. [`Size`] adds up the disk usage.
+//! 3. [`Size`] adds up the disk usage. [`remove_all`] removes a tree.
 //!
 //! A guest can change every name during a walk, so the walk never uses paths. It does not enter a
 //! directory that has become a link. Everything it enters is, or was a moment ago, below the root.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 /// Deepest nesting that a walk enters. No legitimate workspace is deeper.
@@ -154,6 +154,103 @@ fn has_changed(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
+/// Removes a directory with everything below it, or a file.
+///
+/// The walk is never deeper than two directories, however deep the guest's tree is: it moves each
+/// directory that is not empty up to the root of the tree first. It follows no link.
+pub fn remove_all(path: &Path) -> io::Result<()> {
+    let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = rustix::fs::open(parent, flags, Mode::empty())?;
+    let root = match open_for_removal(&parent, name) {
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            return Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?);
+        }
+        root => root?,
+    };
+    let mut moved: u64 = 0;
+    while let Some(batch) = names(&root)? {
+        for name in batch {
+            if !unlink(&root, &name)? {
+                let inner = open_for_removal(&root, &*name)?;
+                while let Some(batch) = names(&inner)? {
+                    for name in batch {
+                        if !unlink(&inner, &name)? {
+                            move_up(&inner, &name, &root, &mut moved)?;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR)?)
+}
+
+/// Moves a directory up to the root of the tree, under a name that is not in use.
+fn move_up(from: &OwnedFd, name: &CStr, root: &OwnedFd, moved: &mut u64) -> Result<(), Errno> {
+    // Moving a directory changes its link to the parent, which requires access to it.
+    drop(open_for_removal(from, name)?);
+    loop {
+        *moved += 1;
+        let fresh = format!(".removed-{moved}");
+        match rustix::fs::renameat_with(from, name, root, fresh, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Most names of a directory that are held at once.
+const BATCH: usize = 4096;
+
+/// Opens a directory that is about to be removed, and gives its owner access.
+fn open_for_removal(at: &OwnedFd, name: impl rustix::path::Arg + Copy) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = match rustix::fs::openat(at, name, flags, Mode::empty()) {
+        Err(Errno::ACCESS) => {
+            let path = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let path = rustix::fs::openat(at, name, path, Mode::empty())?;
+            let number = std::os::fd::AsRawFd::as_raw_fd(&path);
+            rustix::fs::chmod(format!("/proc/self/fd/{number}"), Mode::RWXU)?;
+            rustix::fs::openat(at, name, flags, Mode::empty())?
+        }
+        opened => opened?,
+    };
+    if rustix::fs::fstat(&opened)?.st_mode & 0o700 != 0o700 {
+        rustix::fs::fchmod(&opened, Mode::RWXU)?;
+    }
+    Ok(opened)
+}
+
+/// The next names of a directory, or `None` if it is empty.
+fn names(directory: &OwnedFd) -> io::Result<Option<Vec<CString>>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            names.push(entry.file_name().to_owned());
+        }
+        if names.len() == BATCH {
+            break;
+        }
+    }
+    Ok((!names.is_empty()).then_some(names))
+}
+
+/// Removes an entry, unless it is a directory that is not empty.
+fn unlink(at: &OwnedFd, name: &CStr) -> Result<bool, Errno> {
+    match rustix::fs::unlinkat(at, name, AtFlags::empty()) {
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        done => return done.map(|()| true),
+    }
+    match rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR) {
+        Err(Errno::NOTEMPTY | Errno::EXIST | Errno::ACCESS) => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
 /// Disk usage below a directory.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
@@ -166,16 +263,21 @@ pub struct Size {
 impl Size {
     /// Adds the entries below a directory while `within_limit` holds.
     ///
-    /// A directory that cannot be read is an error, because a guest could hide files there.
+    /// A directory that cannot be read is an error, because a guest could hide files there. The
+    /// entry `skipped` of the directory itself does not count.
     pub fn add(
         &mut self,
         directory: impl AsFd,
+        skipped: Option<&CStr>,
         within_limit: impl Fn(&Self) -> bool,
     ) -> io::Result<()> {
         let walked = walk(directory, |found| {
             let Found::Entry(entry) = found else {
                 return ControlFlow::Break(Err(io::ErrorKind::PermissionDenied.into()));
             };
+            if entry.depth == 0 && skipped == Some(entry.name) {
+                return ControlFlow::Continue(Next::Skip);
+            }
             self.bytes = self.bytes.saturating_add(entry.disk_bytes());
             self.entries += 1;
             if within_limit(self) {

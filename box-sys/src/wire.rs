@@ -7,6 +7,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::net::{
@@ -20,6 +21,7 @@ use crate::error::{At, Error, Result};
 use crate::network::EgressCookies;
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
+use crate::server::disks::DiskKind;
 
 /// Longest message.
 ///
@@ -43,6 +45,9 @@ pub struct ServerConfig {
     pub spares: usize,
     /// Disk bandwidth of each box.
     pub disk: DiskLimits,
+    /// Private directory for the files of [`Scratch::FileSystem`](crate::Scratch::FileSystem).
+    #[serde(default)]
+    pub disks: Option<PathBuf>,
 }
 
 impl Default for ServerConfig {
@@ -53,6 +58,7 @@ impl Default for ServerConfig {
             pool: 4,
             spares: 2,
             disk: DiskLimits::default(),
+            disks: None,
         }
     }
 }
@@ -75,6 +81,8 @@ pub(crate) enum Request {
     Release { cgroup: String },
     /// Reply when the server has cleaned up every ended box.
     Settle,
+    /// Reply with the kind of disk that boxes can have.
+    DiskKind,
 }
 
 /// Reply of the server, or of a box's first process.
@@ -93,6 +101,8 @@ pub(crate) enum Reply {
     },
     /// Success.
     Done,
+    /// Boxes can have this kind of disk.
+    Disk(DiskKind),
     /// A step failed with this error number.
     Failed { step: String, errno: i32 },
     /// The plan is invalid.

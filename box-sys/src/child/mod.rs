@@ -33,10 +33,12 @@ pub type InitMain = fn() -> Box<dyn FnOnce(Init)>;
 /// Resources for a new box.
 pub(crate) struct Resources<'a> {
     pub(crate) server: &'a Server,
-    /// The plan's shape. Only the fields that `Server::same_shape` compares are valid.
+    /// The plan's shape. Only the fields that `same_shape` compares are valid.
     pub(crate) shape: &'a SandboxPlan,
     /// Root directory of an image.
     pub(crate) lower: Option<OwnedFd>,
+    /// File system or directory of the private files, if they are not in memory.
+    pub(crate) scratch: Option<OwnedFd>,
     /// Network namespace, if the pool had one.
     pub(crate) net: Option<Net>,
     /// Overlays, if the pool had them.

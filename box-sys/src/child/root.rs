@@ -6,8 +6,9 @@
 //! `prepare` builds what boxes of one shape have in common and needs no plan. `finish` adds the
 //! parts of one plan.
 //!
-//! One size-limited tmpfs holds all private data of the box: the root skeleton, `/tmp`, `/dev/shm`,
-//! the guest's home and its directories. A guest cannot exceed the limit in any of them.
+//! One file system holds all private data of the box: the root skeleton, `/tmp`, the guest's home
+//! and its directories. A guest cannot exceed its limit in any of them. It is a tmpfs, which holds
+//! `/dev/shm` as well, or a disk.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,9 +21,10 @@ use super::Resources;
 use crate::error::{At, Error, Result};
 use crate::identity::{self, passwd_line};
 use crate::mounts::{
-    attach, chown, clone_tree, create_dirs, create_file, create_mount_point, new_fs, open_beneath,
+    Attr, attach, chown, clone_tree, create_dirs, create_file, create_mount_point, new_fs,
+    open_beneath,
 };
-use crate::plan::{Guest, Mount, Root, SandboxPlan};
+use crate::plan::{Caps, Guest, Mount, Root, SandboxPlan, Scratch};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
 use crate::server::overlays::Overlays;
 use crate::server::template_mounts::Template;
@@ -38,7 +40,7 @@ const TERMINALS: &str = "64";
 /// Builds the common parts and makes them the root of this process.
 pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
     let template = &resources.server.template;
-    let scratch = scratch(resources.shape)?;
+    let scratch = scratch(resources)?;
     let Overlays {
         template_files,
         system,
@@ -57,7 +59,7 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
         scratch,
         guest,
     };
-    tree.mount_dev(template, &template_files)?;
+    tree.mount_dev(template, &template_files, &resources.shape.scratch)?;
     tree.mount_proc(template, &template_files)?;
     tree.mount_private("tmp", Path::new("tmp"), STICKY)?;
     // Two paths for one directory, so that both share the limit and end with the box.
@@ -78,18 +80,29 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
     Ok(tree)
 }
 
-/// Creates the size-limited file system. Overlays refer to it as `/s`.
-fn scratch(plan: &SandboxPlan) -> Result<OwnedFd> {
-    let (size, inodes) = (plan.caps.bytes.to_string(), plan.caps.inodes.to_string());
+/// Attaches the file system of the private files. Overlays refer to it as `/s`.
+fn scratch(resources: &mut Resources<'_>) -> Result<OwnedFd> {
+    let scratch = match (&resources.shape.scratch, resources.scratch.take()) {
+        (Scratch::Memory(caps), _) => memory(*caps, "0755", 0)?,
+        (Scratch::FileSystem { .. } | Scratch::Directory { .. }, Some(disk)) => disk,
+        (Scratch::FileSystem { .. } | Scratch::Directory { .. }, None) => {
+            return Err(Error::Protocol("a box without its disk".into()));
+        }
+    };
+    attach(&scratch, open("/s")?).at("attach the private files")?;
+    Ok(scratch)
+}
+
+/// Creates a size-limited file system in memory.
+fn memory(caps: Caps, mode: &str, attr: Attr) -> Result<OwnedFd> {
+    let (size, inodes) = (caps.bytes.to_string(), caps.inodes.to_string());
     let options = [
         ("size", size.as_str()),
         ("nr_inodes", inodes.as_str()),
-        ("mode", "0755"),
+        ("mode", mode),
     ];
-    let scratch =
-        new_fs("tmpfs", &options, ATTR_NOSUID | ATTR_NODEV).at("create the private tmpfs")?;
-    attach(&scratch, open("/s")?).at("attach the private tmpfs")?;
-    Ok(scratch)
+    let attr = ATTR_NOSUID | ATTR_NODEV | attr;
+    new_fs("tmpfs", &options, attr).at("create the private tmpfs")
 }
 
 fn open(path: &str) -> Result<OwnedFd> {
@@ -307,7 +320,12 @@ impl RootBuilder {
         clone_tree(&self.scratch, name, false).at("clone a private directory's mount")
     }
 
-    fn mount_dev(&self, template: &Template, template_files: &OwnedFd) -> Result<()> {
+    fn mount_dev(
+        &self,
+        template: &Template,
+        template_files: &OwnedFd,
+        scratch: &Scratch,
+    ) -> Result<()> {
         let place = self.mount_point(Path::new("dev"))?;
         let dev = template_file(template_files, "dev")?;
         if template.nodes.is_empty() {
@@ -329,8 +347,17 @@ impl RootBuilder {
         ];
         let pts = new_fs("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).at("create devpts")?;
         attach(pts, self.open_inside("dev/pts")?).at("attach devpts")?;
-        let shm = self.private_tree("shm", STICKY)?;
-        raw::mount_setattr(shm.as_fd(), false, ATTR_NOEXEC, 0).at("restrict /dev/shm")?;
+        let shm = match scratch {
+            Scratch::Memory(_) => {
+                let shm = self.private_tree("shm", STICKY)?;
+                raw::mount_setattr(shm.as_fd(), false, ATTR_NOEXEC, 0).at("restrict /dev/shm")?;
+                shm
+            }
+            // Programs expect shared memory to be memory.
+            Scratch::FileSystem { shm, .. } | Scratch::Directory { shm, .. } => {
+                memory(*shm, "1777", ATTR_NOEXEC)?
+            }
+        };
         attach(shm, self.open_inside("dev/shm")?).at("attach /dev/shm")
     }
 

@@ -14,6 +14,7 @@ use crate::child::InitMain;
 use crate::error::{At, Error, Result};
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
+use crate::server::disks::DiskKind;
 use crate::wire::{
     FDS_MAX, MESSAGE_MAX, Reply, Request, ServerConfig, next_length, receive_message, send_message,
     socket_pair,
@@ -196,16 +197,27 @@ impl ForkServer {
             },
             &fds,
         )
+        .map(drop)
+    }
+
+    /// The kind of disk that boxes of this server can have.
+    ///
+    /// The first call takes a moment, because the server makes a small disk.
+    pub fn disk_kind(&self) -> Result<DiskKind> {
+        match self.request(&Request::DiskKind, &[])? {
+            Reply::Disk(kind) => Ok(kind),
+            _ => Err(Error::Protocol("no kind of disk".into())),
+        }
     }
 
     /// Waits until the server has cleaned up all boxes that have ended.
     ///
     /// It has then reaped them, dropped their overlays, and removed or recycled their cgroups.
     pub fn settle(&self) -> Result<()> {
-        self.request(&Request::Settle, &[])
+        self.request(&Request::Settle, &[]).map(drop)
     }
 
-    fn request(&self, request: &Request, with: &[BorrowedFd<'_>]) -> Result<()> {
+    fn request(&self, request: &Request, with: &[BorrowedFd<'_>]) -> Result<Reply> {
         let (near, far) = socket_pair().at("create a socket pair")?;
         let mut fds = vec![far.as_fd()];
         fds.extend(with);
@@ -216,8 +228,7 @@ impl ForkServer {
         receive_message::<Reply>(near.as_fd(), &mut buffer)?
             .ok_or(Error::ServerGone)?
             .0
-            .into_result()?;
-        Ok(())
+            .into_result()
     }
 }
 

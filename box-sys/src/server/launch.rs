@@ -6,11 +6,13 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
-use super::{RunningBox, Server, Spare};
+use super::disks::Disk;
+use super::spares::Spare;
+use super::{RunningBox, Server};
 use crate::child::{self, FinishRequest, InitMain, Resources};
 use crate::error::{At, Error, Result};
 use crate::mounts::{attach, clone_tree, create_mount_point};
-use crate::plan::{Limits, Mount, Root, SandboxPlan, Source, check_target};
+use crate::plan::{Limits, Mount, Root, SandboxPlan, Scratch, Source, check_target};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY, Forked};
 use crate::wire::{FDS_MAX, socket_pair};
 
@@ -21,6 +23,24 @@ use crate::wire::{FDS_MAX, socket_pair};
 /// root.
 const NAMESPACES: libc::c_int =
     libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC;
+
+/// Directories of the host for a new box, as detached mounts.
+struct HostTrees {
+    /// Root directory of an image.
+    lower: Option<OwnedFd>,
+    /// Directory of the private files.
+    scratch: Option<OwnedFd>,
+    /// Mounts of the plan, parents first.
+    trees: Vec<(OwnedFd, Mount)>,
+}
+
+/// Name for the file of the box's disk.
+fn disk_name(plan: &SandboxPlan) -> Option<&Path> {
+    match &plan.scratch {
+        Scratch::FileSystem { name, .. } => name.as_deref(),
+        Scratch::Memory(_) | Scratch::Directory { .. } => None,
+    }
+}
 
 impl Server {
     /// Creates a box, from a spare of the same shape if possible.
@@ -40,24 +60,33 @@ impl Server {
             ));
         }
         let init_fds = fds.split_off(sources);
-        let (lower, trees) = self.in_host_mounts(|server| server.trees(plan, &fds))?;
+        let HostTrees {
+            lower,
+            scratch,
+            trees,
+        } = self.in_host_mounts(|server| server.trees(plan, &fds))?;
         let request = FinishRequest {
             plan: plan.clone(),
             trees,
             init_fds,
             reply,
         };
-        if lower.is_none() && request.trees.len() + request.init_fds.len() < FDS_MAX {
-            while let Some(spare) = self.take_spare(plan) {
+        let spares = lower.is_none() && scratch.is_none();
+        if spares && request.trees.len() + request.init_fds.len() < FDS_MAX {
+            while let Some(spare) = self.shapes.take(plan) {
                 // A spare that has died does not take the request. Try the next one.
                 if self.assign_spare(&spare, &request)? {
                     return Ok(());
                 }
             }
         }
+        let mut disk = self.new_disk(plan)?;
+        if let (Some(disk), Some(name)) = (&mut disk, disk_name(plan)) {
+            self.disks.name(&mut disk.handle, name)?;
+        }
         let pid = self.fork(
             plan,
-            lower,
+            (lower, scratch, disk),
             |resources, init| child::run(resources, request, init),
             Some(&plan.limits),
         )?;
@@ -65,24 +94,14 @@ impl Server {
         Ok(())
     }
 
-    /// Whether a spare for one plan can become a box for the other.
-    ///
-    /// The finish request carries all other fields.
-    fn same_shape(one: &SandboxPlan, other: &SandboxPlan) -> bool {
-        one.root == other.root
-            && one.guest == other.guest
-            && one.caps == other.caps
-            && one.network == other.network
-    }
-
-    /// Takes a spare for this plan. Discards spares of another shape.
-    fn take_spare(&mut self, plan: &SandboxPlan) -> Option<Spare> {
-        if !Self::same_shape(&self.shape, plan) {
-            self.shape = plan.clone();
-            // The spares exit when their sockets close.
-            self.spares.clear();
+    /// Makes the disk of a box, if its plan asks for one.
+    fn new_disk(&mut self, plan: &SandboxPlan) -> Result<Option<Disk>> {
+        match plan.scratch {
+            Scratch::FileSystem { caps, .. } => {
+                self.in_host_mounts(|server| server.disks.make(caps).map(Some))
+            }
+            Scratch::Memory(_) | Scratch::Directory { .. } => Ok(None),
         }
-        self.spares.pop()
     }
 
     fn assign_spare(&mut self, spare: &Spare, request: &FinishRequest) -> Result<bool> {
@@ -91,6 +110,11 @@ impl Server {
                 .limit(group, &request.plan.limits)
                 .at("set the limits of the cgroup")?;
         }
+        let running = self.boxes.get_mut(&spare.pid);
+        let disk = running.and_then(|running| running.disk.as_mut());
+        if let (Some(disk), Some(name)) = (disk, disk_name(&request.plan)) {
+            self.disks.name(disk, name)?;
+        }
         let sent = request.send(spare.socket.as_fd()).is_ok();
         if sent {
             self.assign(spare.pid, &request.plan);
@@ -98,20 +122,20 @@ impl Server {
         Ok(sent)
     }
 
-    /// Prepares a spare with the shape of the last plan.
+    /// Prepares a spare with the shape of one of the last plans.
     ///
     /// Returns `false` if enough exist.
     pub(super) fn add_spare(&mut self) -> Result<bool> {
-        if self.spares.len() >= self.spares_wanted || !matches!(self.shape.root, Root::Host) {
+        let Some(shape) = self.shapes.short().cloned() else {
             return Ok(false);
-        }
+        };
         let (near, far) = socket_pair().at("create a socket pair")?;
         self.pools.prepare_overlays(&self.template)?;
-        let shape = self.shape.clone();
+        let disk = self.new_disk(&shape)?;
         let mut far = Some(far);
         let pid = self.fork(
             &shape,
-            None,
+            (None, None, disk),
             |resources, init| match far.take() {
                 Some(far) => child::run_spare(resources, far, init),
                 None => raw::exit_now(1),
@@ -126,11 +150,12 @@ impl Server {
             .map(|name| self.cgroups.reopen(name))
             .transpose()
             .at("reopen a cgroup")?;
-        self.spares.push(Spare {
+        let spare = Spare {
             socket: near,
             pid,
             group,
-        });
+        };
+        self.shapes.add(&shape, spare);
         Ok(true)
     }
 
@@ -138,7 +163,7 @@ impl Server {
     fn fork(
         &mut self,
         shape: &SandboxPlan,
-        lower: Option<OwnedFd>,
+        (lower, scratch, disk): (Option<OwnedFd>, Option<OwnedFd>, Option<Disk>),
         child: impl FnOnce(Resources<'_>, InitMain) -> Result<i32>,
         limits: Option<&Limits>,
     ) -> Result<i32> {
@@ -160,6 +185,8 @@ impl Server {
         }
         let v2 = group.as_ref().and_then(crate::cgroup::Group::v2);
         let overlays = self.pools.overlays();
+        let (mount, disk) = disk.map(|disk| (disk.mount, disk.handle)).unzip();
+        let scratch = scratch.or(mount);
         // SAFETY: this process has a single thread.
         match unsafe { raw::fork_into(NAMESPACES, v2) } {
             Ok(Forked::Child) => {
@@ -167,6 +194,7 @@ impl Server {
                     server: self,
                     shape,
                     lower,
+                    scratch,
                     net,
                     overlays,
                     user,
@@ -184,6 +212,7 @@ impl Server {
                         owned: true,
                         has_handle: false,
                         overlays,
+                        disk,
                     },
                 );
                 Ok(pid)
@@ -225,7 +254,10 @@ impl Server {
     /// Runs `work` in the mount namespace with the host's file systems.
     ///
     /// Path descriptors do not work in another mount namespace (EINVAL); detached trees do.
-    fn in_host_mounts<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    pub(super) fn in_host_mounts<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
         raw::setns(self.template.host_mounts.as_fd(), libc::CLONE_NEWNS)
             .at("enter the host's mount namespace")?;
         let result = work(self);
@@ -242,15 +274,7 @@ impl Server {
         }
     }
 
-    #[expect(
-        clippy::type_complexity,
-        reason = "the image's tree, if any, and the other trees"
-    )]
-    fn trees(
-        &mut self,
-        plan: &SandboxPlan,
-        fds: &[OwnedFd],
-    ) -> Result<(Option<OwnedFd>, Vec<(OwnedFd, Mount)>)> {
+    fn trees(&mut self, plan: &SandboxPlan, fds: &[OwnedFd]) -> Result<HostTrees> {
         let lower = match &plan.root {
             Root::Host => None,
             Root::Directory(path) => {
@@ -260,13 +284,31 @@ impl Server {
                 Some(tree)
             }
         };
+        let scratch = match &plan.scratch {
+            Scratch::Memory(_) | Scratch::FileSystem { .. } => None,
+            Scratch::Directory { path, .. } => Some(self.scratch_tree(path)?),
+        };
         let mut trees = Vec::with_capacity(plan.mounts.len());
         for mount in &plan.mounts {
             trees.push((self.tree(mount, plan.guest.id, fds)?, mount.clone()));
         }
         // Parents first, so that they do not cover mounts below them.
         trees.sort_by_key(|(_, mount)| mount.target.components().count());
-        Ok((lower, trees))
+        Ok(HostTrees {
+            lower,
+            scratch,
+            trees,
+        })
+    }
+
+    /// Clones a host directory for the private files of a box.
+    fn scratch_tree(&self, path: &Path) -> Result<OwnedFd> {
+        let place = open_source(path).at("open the directory of a disk")?;
+        let recursive = !self.template.privileged;
+        let tree = clone_tree(&place, "", recursive).at("clone the directory of a disk")?;
+        raw::mount_setattr(tree.as_fd(), recursive, ATTR_NOSUID | ATTR_NODEV, 0)
+            .at("restrict a disk")?;
+        Ok(tree)
     }
 
     /// Clones a host directory as a restricted mount with mapped owner.

@@ -4,12 +4,15 @@
 //! long as a spawn. In a daemon with threads it also copies locks that stay locked forever.
 //!
 //! `template_mounts.rs` builds the mounts that every box starts from, `overlays.rs` gives each box
-//! separate inodes of them, `pools.rs` prepares parts in advance, and `launch.rs` creates a box
-//! from a plan. This file contains the main loop.
+//! separate inodes of them, `pools.rs` prepares parts in advance, `spares.rs` keeps boxes that wait
+//! for a plan, `disks.rs` makes disks, and `launch.rs` creates a box from a plan. This file contains
+//! the main loop.
 
+pub(crate) mod disks;
 mod launch;
 pub(crate) mod overlays;
 pub(crate) mod pools;
+mod spares;
 pub(crate) mod template_mounts;
 
 use std::collections::{HashMap, HashSet};
@@ -18,15 +21,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, WaitOptions};
 
-use crate::cgroup::{Cgroups, Group, Owner};
+use crate::cgroup::{Cgroups, Owner};
 use crate::child::InitMain;
 use crate::error::{At, Error, Result};
-use crate::plan::SandboxPlan;
 use crate::probe::{Primitives, privileged};
 use crate::raw;
 use crate::wire::{MESSAGE_MAX, Reply, Request, ServerConfig, receive_message, send_message};
+use disks::{DiskHandle, Disks};
 use overlays::Overlays;
 use pools::{Ids, Pools};
+use spares::Shapes;
 use template_mounts::Template;
 
 /// State of the server.
@@ -40,10 +44,9 @@ pub(crate) struct Server {
     /// The main filter, and the filter that completes a box.
     pub(crate) filter: Vec<libc::sock_filter>,
     pub(crate) closing: Vec<libc::sock_filter>,
-    /// The shape of the last plan, and spare boxes with this shape.
-    shape: SandboxPlan,
-    spares: Vec<Spare>,
-    spares_wanted: usize,
+    disks: Disks,
+    /// Spare boxes by shape.
+    shapes: Shapes,
     /// This process, for boxes that must end with it.
     pub(crate) pidfd: OwnedFd,
     boxes: HashMap<i32, RunningBox>,
@@ -67,16 +70,8 @@ struct RunningBox {
     has_handle: bool,
     /// Its overlays, if they came from the pool.
     overlays: Option<Overlays>,
-}
-
-/// A prepared box that waits for its plan.
-#[derive(Debug)]
-struct Spare {
-    /// Connection to the spare. It exits when this closes.
-    socket: OwnedFd,
-    pid: i32,
-    /// Its cgroup, for the limits of the plan.
-    group: Option<Group>,
+    /// Its disk, if the server made one.
+    disk: Option<DiskHandle>,
 }
 
 /// Serves until the client closes the socket, then exits.
@@ -180,9 +175,8 @@ impl Server {
             primitives,
             filter,
             closing: crate::seccomp::closing_program(),
-            shape: SandboxPlan::default(),
-            spares: Vec::new(),
-            spares_wanted: config.spares,
+            disks: Disks::new(config.disks.clone()),
+            shapes: Shapes::new(config.spares),
             pidfd,
             boxes: HashMap::new(),
             unreleased: HashSet::new(),
@@ -264,6 +258,13 @@ impl Server {
                 self.pools.drop_retired();
                 Ok(())
             }
+            Request::DiskKind => {
+                let privileged = self.template.privileged;
+                let kind = self.in_host_mounts(|server| Ok(server.disks.kind(privileged)));
+                let answer = kind.map_or_else(|error| Reply::from_error(&error), Reply::Disk);
+                let _ = send_message(reply.as_fd(), &answer, &[]);
+                return;
+            }
             Request::Configure(_) | Request::Release { .. } => {
                 Err(Error::Protocol("already configured".into()))
             }
@@ -289,10 +290,13 @@ impl Server {
     /// Its init was its last process, because the kernel ends a pid namespace before its first
     /// process.
     fn remove_box(&mut self, pid: i32) {
-        self.spares.retain(|spare| spare.pid != pid);
+        self.shapes.forget(pid);
         let Some(running) = self.boxes.remove(&pid) else {
             return;
         };
+        if let Some(disk) = running.disk {
+            disk.discard();
+        }
         self.pools.retire_overlays(running.overlays);
         if let Some(group) = running.group {
             if running.has_handle {
@@ -317,7 +321,7 @@ impl Server {
     ///
     /// Ends the owned boxes; the others continue to run.
     fn finish(&mut self) {
-        self.spares.clear();
+        self.shapes.clear();
         let owned: Vec<i32> = self
             .boxes
             .iter()

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 fn size(path: &Path) -> io::Result<Size> {
     let mut size = Size::default();
-    size.add(open(path)?, |_| true).map(|()| size)
+    size.add(open(path)?, None, |_| true).map(|()| size)
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn counting_stops_above_the_limit() {
     }
     let mut size = Size::default();
     let few = |size: &Size| size.entries <= 10;
-    size.add(open(dir.path()).unwrap(), few).unwrap();
+    size.add(open(dir.path()).unwrap(), None, few).unwrap();
     assert_eq!(size.entries, 11);
 }
 
@@ -75,7 +75,7 @@ fn a_directory_that_becomes_a_link_is_not_entered() {
         let (mut entered, mut most) = (0, 0);
         for _ in 0..20_000 {
             let mut found = Size::default();
-            let counted = found.add(&root, |_| true);
+            let counted = found.add(&root, None, |_| true);
             most = most.max(counted.map_or(u64::MAX, |()| found.entries));
             entered += found.entries;
         }
@@ -85,4 +85,37 @@ fn a_directory_that_becomes_a_link_is_not_entered() {
             "{most} at once, {entered} in all"
         );
     });
+}
+
+#[test]
+fn a_tree_is_removed_however_deep_and_locked_it_is() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let outside = dir.path().join("outside");
+    std::fs::write(&outside, "stays").unwrap();
+    let tree = dir.path().join("tree");
+    std::fs::create_dir(&tree).unwrap();
+    std::os::unix::fs::symlink(&outside, tree.join("link")).unwrap();
+    std::fs::create_dir(tree.join(".removed-1")).unwrap();
+    std::fs::write(tree.join(".removed-1/file"), "a name that is taken").unwrap();
+    // Deeper than any path can name.
+    let mut at = open(&tree).unwrap();
+    for _ in 0..2000 {
+        rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+        at = open_in(&at, c"d").unwrap();
+        rustix::fs::mkdirat(&at, "beside", Mode::RWXU).unwrap();
+    }
+    drop(at);
+    let locked = tree.join("locked/inner");
+    std::fs::create_dir_all(&locked).unwrap();
+    std::fs::write(locked.join("file"), "x").unwrap();
+    for path in [&locked, &tree.join("locked")] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0)).unwrap();
+    }
+    remove_all(&tree).unwrap();
+    assert!(!tree.exists());
+    assert_eq!(std::fs::read_to_string(&outside).unwrap(), "stays");
+    remove_all(&outside).unwrap();
+    assert!(!outside.exists());
+    remove_all(&outside).unwrap();
 }

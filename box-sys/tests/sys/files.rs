@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::support::{SERVERS, TestServer};
-use box_sys::{Caps, Mount, Root, SandboxPlan, Source};
+use box_sys::{Caps, Mount, Root, SandboxPlan, Scratch, Source};
 
 fn bind(path: &Path, target: &str, writable: bool) -> Mount {
     Mount {
@@ -179,10 +179,10 @@ fn an_image_with_links_is_refused() {
 fn caps_limit_bytes_and_inodes() {
     for server in SERVERS.iter() {
         let plan = SandboxPlan {
-            caps: Caps {
+            scratch: Scratch::Memory(Caps {
                 bytes: 8 << 20,
                 inodes: 500,
-            },
+            }),
             ..server.plan()
         };
         for place in ["/tmp", "/var/tmp", "/dev/shm", "/home/box"] {
@@ -197,10 +197,10 @@ fn caps_limit_bytes_and_inodes() {
             assert_eq!(boxed.probe("fill_inodes", place), full, "{place}");
         }
         let roomy = server.create_box(&SandboxPlan {
-            caps: Caps {
+            scratch: Scratch::Memory(Caps {
                 bytes: 128 << 20,
                 inodes: 30_000,
-            },
+            }),
             ..server.plan()
         });
         assert_eq!(roomy.probe("fill_bytes", "/tmp/big"), "ok 64", "control");

@@ -9,6 +9,7 @@
 mod cleanup;
 mod commands;
 mod delegated_cgroups;
+mod disks;
 mod escapes;
 mod files;
 mod limits;

@@ -1,0 +1,189 @@
+//! Spare boxes: prepared boxes that wait for a plan, by shape.
+//!
+//! A shape is what a prepared box cannot change any more. The server keeps spares for the last few
+//! shapes, because programs use few kinds of boxes.
+
+use std::os::fd::OwnedFd;
+
+use crate::cgroup::Group;
+use crate::plan::SandboxPlan;
+
+/// Most shapes with spares. A spare takes about 200 kB.
+const SHAPES_MAX: usize = 4;
+
+/// A prepared box that waits for its plan.
+#[derive(Debug)]
+pub(super) struct Spare {
+    /// Connection to the spare. It exits when this closes.
+    pub(super) socket: OwnedFd,
+    pub(super) pid: i32,
+    /// Its cgroup, for the limits of the plan.
+    pub(super) group: Option<Group>,
+}
+
+/// Spares of one shape.
+#[derive(Debug)]
+struct Shape {
+    /// Only the fields that `same_shape` compares are valid.
+    plan: SandboxPlan,
+    spares: Vec<Spare>,
+    /// Whether a plan of this shape has arrived.
+    used: bool,
+}
+
+/// The last shapes, the last used first.
+#[derive(Debug)]
+pub(super) struct Shapes {
+    all: Vec<Shape>,
+    /// Number of spares for each shape.
+    wanted: usize,
+}
+
+/// Whether a spare for one plan can become a box for the other.
+///
+/// The finish request carries all other fields.
+fn same_shape(one: &SandboxPlan, other: &SandboxPlan) -> bool {
+    one.root == other.root
+        && one.guest == other.guest
+        && one.scratch.same_shape(&other.scratch)
+        && one.network == other.network
+}
+
+impl Shapes {
+    /// Begins with the shape of the default plan.
+    pub(super) fn new(wanted: usize) -> Self {
+        let default = Shape {
+            plan: SandboxPlan::default(),
+            spares: Vec::new(),
+            used: false,
+        };
+        Self {
+            all: vec![default],
+            wanted,
+        }
+    }
+
+    /// Takes a spare for this plan, and keeps spares of its shape from now on.
+    ///
+    /// The spares of forgotten shapes exit, because their sockets close.
+    pub(super) fn take(&mut self, plan: &SandboxPlan) -> Option<Spare> {
+        let known = self
+            .all
+            .iter()
+            .position(|shape| same_shape(&shape.plan, plan));
+        let mut shape = if let Some(at) = known {
+            self.all.remove(at)
+        } else {
+            self.all.retain(|shape| shape.used);
+            self.all.truncate(SHAPES_MAX - 1);
+            Shape {
+                plan: plan.clone(),
+                spares: Vec::new(),
+                used: true,
+            }
+        };
+        shape.used = true;
+        let spare = shape.spares.pop();
+        self.all.insert(0, shape);
+        spare
+    }
+
+    /// A shape that has too few spares.
+    pub(super) fn short(&self) -> Option<&SandboxPlan> {
+        let short = |shape: &&Shape| shape.spares.len() < self.wanted;
+        self.all.iter().find(short).map(|shape| &shape.plan)
+    }
+
+    /// Adds a spare for the plan that [`Self::short`] returned.
+    pub(super) fn add(&mut self, plan: &SandboxPlan, spare: Spare) {
+        let shape = self
+            .all
+            .iter_mut()
+            .find(|shape| same_shape(&shape.plan, plan));
+        if let Some(shape) = shape {
+            shape.spares.push(spare);
+        }
+    }
+
+    /// Removes a spare that has ended.
+    pub(super) fn forget(&mut self, pid: i32) {
+        for shape in &mut self.all {
+            shape.spares.retain(|spare| spare.pid != pid);
+        }
+    }
+
+    /// Ends all spares.
+    pub(super) fn clear(&mut self) {
+        self.all.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Caps, Network, Scratch};
+    use crate::wire::socket_pair;
+
+    fn spare(pid: i32) -> Spare {
+        let (socket, _) = socket_pair().unwrap();
+        Spare {
+            socket,
+            pid,
+            group: None,
+        }
+    }
+
+    fn plan(bytes: u64) -> SandboxPlan {
+        SandboxPlan {
+            scratch: Scratch::Memory(Caps { bytes, inodes: 64 }),
+            ..SandboxPlan::default()
+        }
+    }
+
+    #[test]
+    fn each_shape_has_its_own_spares_and_the_oldest_is_forgotten() {
+        let mut shapes = Shapes::new(1);
+        assert_eq!(shapes.short(), Some(&SandboxPlan::default()));
+        assert!(shapes.take(&plan(1)).is_none());
+        shapes.add(&plan(1), spare(1));
+        assert!(shapes.short().is_none(), "no plan used the default shape");
+        assert!(shapes.take(&plan(2)).is_none());
+        shapes.add(&plan(2), spare(2));
+        assert_eq!(shapes.take(&plan(1)).unwrap().pid, 1);
+        shapes.add(&plan(1), spare(3));
+        for bytes in 3..6 {
+            assert!(shapes.take(&plan(bytes)).is_none());
+        }
+        assert_eq!(shapes.take(&plan(1)).unwrap().pid, 3);
+        assert!(shapes.take(&plan(2)).is_none(), "forgotten");
+    }
+
+    #[test]
+    fn an_ended_spare_is_not_taken() {
+        let mut shapes = Shapes::new(2);
+        shapes.add(&SandboxPlan::default(), spare(7));
+        shapes.forget(7);
+        assert!(shapes.take(&SandboxPlan::default()).is_none());
+    }
+
+    #[test]
+    fn the_name_of_a_disk_is_not_part_of_a_shape() {
+        let disk = |name: Option<&str>, bytes, network| SandboxPlan {
+            scratch: Scratch::FileSystem {
+                caps: Caps { bytes, inodes: 64 },
+                shm: Caps::default(),
+                name: name.map(Into::into),
+            },
+            network,
+            ..SandboxPlan::default()
+        };
+        let one = disk(Some("a/disk"), 1, Network::Loopback);
+        assert!(same_shape(&one, &disk(None, 1, Network::Loopback)));
+        assert!(!same_shape(
+            &one,
+            &disk(Some("a/disk"), 2, Network::Loopback)
+        ));
+        assert!(!same_shape(&one, &disk(Some("a/disk"), 1, Network::Down)));
+        assert!(!same_shape(&one, &SandboxPlan::default()));
+    }
+}
