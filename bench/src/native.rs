@@ -35,13 +35,17 @@ const MANY: usize = 200;
 /// Runs all measurements and prints the bars.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let rounds = plan.rounds;
-    let parts = plan.only.as_deref().unwrap_or("speed,at-once,alive,memory");
+    let parts = plan
+        .only
+        .as_deref()
+        .unwrap_or("speed,disk,at-once,alive,memory");
     process::runtime()?.block_on(async {
         let bench = Bench::start().await?;
         crate::report::heading();
         for part in parts.split(',') {
             match part {
                 "speed" => bench.speed(rounds).await?,
+                "disk" => bench.disk(rounds).await?,
                 "at-once" => bench.at_once(rounds).await?,
                 "alive" => bench.among_many(rounds).await?,
                 "memory" => bench.memory().await?,
@@ -82,7 +86,12 @@ impl Bench {
 
     /// Creates a box, and connects to its agent.
     async fn made(&self) -> Result<(Uuid, Session)> {
-        let (id, spec) = (Uuid::now_v7(), SpecDraft::new("bench").build()?);
+        self.made_from(SpecDraft::new("bench")).await
+    }
+
+    /// Creates a box of this spec, and connects to its agent.
+    async fn made_from(&self, draft: SpecDraft) -> Result<(Uuid, Session)> {
+        let (id, spec) = (Uuid::now_v7(), draft.build()?);
         let started = self.backend.start(StartRequest::new(id, &spec)).await?;
         let options = Options {
             codecs: Codecs::JSON_RPC,
@@ -220,6 +229,45 @@ impl Bench {
         ] {
             show(name, ours, beside, most);
         }
+        Ok(())
+    }
+
+    /// Compares a cold box with a disk to one without, in turn.
+    async fn disk(&self, rounds: u32) -> Result<()> {
+        let specs = [
+            SpecDraft::new("bench"),
+            SpecDraft::new("bench").disk_mb(10 << 10),
+        ];
+        // The first box of each kind only prepares the spares.
+        for spec in &specs {
+            let (id, _agent) = self.made_from(spec.clone()).await?;
+            self.backend.stop(id).await?;
+        }
+        let (mut ratios, mut disks, mut plains) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let mut times = [Vec::new(), Vec::new()];
+            for run in 0..RUNS {
+                for (spec, times) in specs.iter().zip(&mut times) {
+                    // The server prepares a spare between two boxes.
+                    tokio::time::sleep(Duration::from_millis(40)).await;
+                    spawn(&mut Command::new("/bin/true"))?;
+                    let begun = Instant::now();
+                    let (id, agent) = self.made_from(spec.clone()).await?;
+                    Self::argv(&agent, run).await?;
+                    self.backend.stop(id).await?;
+                    times.push(begun.elapsed().as_secs_f64() * 1e6);
+                }
+            }
+            let [mut plain, mut disk] = times;
+            let (plain, disk) = (median(&mut plain), median(&mut disk));
+            ratios.push(disk / plain);
+            plains.push(plain);
+            disks.push(disk);
+        }
+        let ours = format!("{:.0} us", median(&mut disks));
+        let beside = format!("cold box without a disk: {:.0} us", median(&mut plains));
+        let name = "cold box with a disk of 10 GiB, words, end";
+        bar(name, &ours, &beside, &mut ratios, 1.3, None);
         Ok(())
     }
 

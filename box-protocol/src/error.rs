@@ -81,7 +81,7 @@ impl Detail {
 #[cfg_attr(feature = "schema", schemars(transform = crate::schema::open_list))]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// Its files exceeded `workspace_quota_mb`.
+    /// Its files exceeded `workspace_quota_mb` or `disk_mb`.
     Quota,
     /// Its processes exceeded `memory_mb`, and the kernel killed its agent.
     Memory,
@@ -117,6 +117,17 @@ pub fn quota_exceeded(megabytes: u64, more: &str) -> BoxError {
     BoxError::capacity(message).with_detail(&Detail {
         field: Some("workspace_quota_mb".to_owned()),
         limit: Some("workspace_quota_mb".to_owned()),
+        max: Some(megabytes),
+        ..Detail::about(Subject::Disk)
+    })
+}
+
+/// The error for private files that exceed the disk of their box.
+pub fn disk_exceeded(megabytes: u64, more: &str) -> BoxError {
+    let message = format!("disk_mb: the private files exceed {megabytes} MiB{more}");
+    BoxError::capacity(message).with_detail(&Detail {
+        field: Some("disk_mb".to_owned()),
+        limit: Some("disk_mb".to_owned()),
         max: Some(megabytes),
         ..Detail::about(Subject::Disk)
     })

@@ -224,6 +224,8 @@ pub struct Diagnosis {
     pub user: &'static str,
     /// The source of the system directories without an image: `host` for this machine.
     pub rootfs: &'static str,
+    /// The kind of disk that boxes can have.
+    pub disk: &'static str,
     /// The Landlock ABI version; 0 if the kernel does not support Landlock.
     pub landlock: u32,
     /// The kernel features that boxes use.

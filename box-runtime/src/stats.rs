@@ -51,17 +51,16 @@ async fn measure(entry: &BoxEntry) -> Result<BoxStatsResult, BoxError> {
     let (location, agent) = entry.wait_location().await?;
     let (received, sent) = entry.access.traffic();
     let used = location.backend.usage(location.id)?;
-    let disk_bytes = match workspace_bytes(&entry.spec, &used) {
-        Some(workspace) => private_bytes(&agent, &used)
-            .await
-            .map(|bytes| bytes.saturating_add(workspace)),
-        None => None,
-    };
+    let private_bytes = private_bytes(&agent, &used).await;
+    let disk_bytes = workspace_bytes(&entry.spec, &used)
+        .zip(private_bytes)
+        .map(|(workspace, private)| workspace.saturating_add(private));
     // The traffic through the ports of the box, plus that of connections the box opened.
     Ok(BoxStatsResult {
         network_received_bytes: Some(received + used.network_received_bytes.unwrap_or(0)),
         network_sent_bytes: Some(sent + used.network_sent_bytes.unwrap_or(0)),
         disk_bytes,
+        private_bytes,
         ..used
     })
 }
@@ -76,13 +75,17 @@ fn workspace_bytes(spec: &BoxSpec, used: &BoxStatsResult) -> Option<u64> {
     used.disk_bytes.or((!unknown).then_some(0))
 }
 
-/// Returns the bytes of the files in the box's memory, as its agent counts them.
+/// Returns the bytes of the private files, which the backend measures or the agent counts.
 ///
-/// A count above the memory limit cannot be true and is ignored.
+/// A count above the limit cannot be true and is ignored.
 async fn private_bytes(agent: &Peer, used: &BoxStatsResult) -> Option<u64> {
+    if used.private_bytes.is_some() {
+        return used.private_bytes;
+    }
     let answer = timeout(DISK_TIMEOUT, agent.call::<AgentDisk>(&Empty {})).await;
     let bytes = answer.ok()?.ok()?.private_bytes;
-    let is_possible = used.memory_limit_bytes.is_none_or(|limit| bytes <= limit);
+    let limit = used.private_limit_bytes.or(used.memory_limit_bytes);
+    let is_possible = limit.is_none_or(|limit| bytes <= limit);
     is_possible.then_some(bytes)
 }
 

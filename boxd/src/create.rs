@@ -167,6 +167,10 @@ fn unenforced_limits(missing: &[String]) -> Option<String> {
             "cgroup.memory",
             "memory_mb limits each process, not their sum",
         ),
+        (
+            "disk.limit",
+            "a box that exceeds disk_mb ends, instead of writes that fail",
+        ),
     ];
     let limits = limits.iter().filter(|(name, _)| lacks(name));
     let (names, effects): (Vec<_>, Vec<_>) = limits.copied().unzip();

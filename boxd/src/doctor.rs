@@ -126,6 +126,7 @@ impl fmt::Display for Report {
             "Root filesystem: the system directories of this machine, read-only (rootfs: {}).",
             self.machine.rootfs
         )?;
+        writeln!(f, "Disks (--disk-mb): {}.", self.machine.disk)?;
         writeln!(
             f,
             "\nKernel features (Landlock version {}):",

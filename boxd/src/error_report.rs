@@ -68,7 +68,14 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
                 _ => 126,
             }
         }
-        Some(detail) if detail.limit.as_deref() == Some("workspace_quota_mb") => EXIT_OVER_QUOTA,
+        Some(detail)
+            if matches!(
+                detail.limit.as_deref(),
+                Some("workspace_quota_mb" | "disk_mb")
+            ) =>
+        {
+            EXIT_OVER_QUOTA
+        }
         _ => EXIT_FAILED,
     }
 }

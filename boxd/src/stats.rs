@@ -74,6 +74,7 @@ fn table(before: &[(String, BoxStatsResult)], now: &[(String, BoxStatsResult)]) 
             stats.memory_limit_bytes.map_or_else(unknown, bytes),
             stats.pids.map_or_else(unknown, |pids| pids.to_string()),
             stats.disk_bytes.map_or_else(unknown, bytes),
+            stats.private_limit_bytes.map_or_else(unknown, bytes),
             stats.network_received_bytes.map_or_else(unknown, bytes),
             stats.network_sent_bytes.map_or_else(unknown, bytes),
         ]
@@ -81,7 +82,7 @@ fn table(before: &[(String, BoxStatsResult)], now: &[(String, BoxStatsResult)]) 
     let rows: Vec<_> = now.iter().map(row).collect();
     output::table(
         &[
-            "BOX", "CPU", "MEMORY", "LIMIT", "PIDS", "DISK", "NET IN", "NET OUT",
+            "BOX", "CPU", "MEMORY", "LIMIT", "PIDS", "DISK", "LIMIT", "NET IN", "NET OUT",
         ],
         &rows,
     )

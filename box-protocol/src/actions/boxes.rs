@@ -365,9 +365,14 @@ pub struct BoxStatsResult {
     pub memory_limit_bytes: Option<u64>,
     /// Number of processes and threads.
     pub pids: Option<u64>,
-    /// Size of the private files of the box and of its workspace, in bytes. Private files are in
-    /// memory and also count there. `null` if the workspace is writable and has no quota.
+    /// Size of the private files of the box and of its workspace, in bytes. Private files without
+    /// a disk are in memory and also count there. `null` if the workspace is writable and has no
+    /// quota.
     pub disk_bytes: Option<u64>,
+    /// Size of the private files alone, in bytes.
+    pub private_bytes: Option<u64>,
+    /// Limit of the private files, in bytes.
+    pub private_limit_bytes: Option<u64>,
     /// Bytes that entered the box through its ports and connections since this runtime manages it.
     pub network_received_bytes: Option<u64>,
     /// Bytes that left the box through its ports and connections since this runtime manages it.

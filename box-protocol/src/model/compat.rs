@@ -130,6 +130,7 @@ mod tests {
             ("memory_mb", json!(1024)),
             ("pids_limit", json!(64)),
             ("read_only_rootfs", json!(false)),
+            ("disk_mb", json!(1)),
             ("workspace_quota_mb", json!(1)),
         ]
     }

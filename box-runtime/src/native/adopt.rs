@@ -96,6 +96,8 @@ fn log_skipped(box_id: Uuid, kind: io::ErrorKind) {
 pub(super) struct Reached {
     pub(super) sandbox: Sandbox,
     pub(super) quota: Option<QuotaRecord>,
+    pub(super) disk: Option<QuotaRecord>,
+    pub(super) private_limit: Option<u64>,
     pub(super) started: StartedBox,
 }
 
@@ -107,7 +109,13 @@ pub(super) async fn reach(
     state: &StateDir,
     cgroups: &Arc<Cgroups>,
 ) -> io::Result<Option<Reached>> {
-    let StoredBox { sandbox, quota, .. } = state.load()?;
+    let StoredBox {
+        sandbox,
+        quota,
+        disk,
+        private_limit,
+        ..
+    } = state.load()?;
     if let Some(group) = &sandbox.cgroup {
         // A paused agent cannot send a greeting. An error means that this machine cannot pause
         // boxes.
@@ -145,6 +153,8 @@ pub(super) async fn reach(
     Ok(Some(Reached {
         sandbox,
         quota,
+        disk,
+        private_limit,
         started,
     }))
 }

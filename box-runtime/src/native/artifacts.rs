@@ -275,21 +275,25 @@ impl Drop for Staging {
     }
 }
 
-/// Artifact directory of a box without a state directory, removed on drop.
+/// Directory of a box without a state directory, removed on drop.
 ///
 /// If this process is killed, the next process that creates such a directory removes it.
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub(super) struct TemporaryDirectory {
     path: PathBuf,
     _lock: File,
 }
 
-impl Scratch {
-    /// Creates a directory that `owner`, which opens the copies by name, can read.
-    pub(super) fn new(owner: Option<(u32, u32)>) -> io::Result<Self> {
-        let root = std::env::temp_dir();
-        sweep(&root);
-        let path = root.join(format!("{SCRATCH}{}", Uuid::now_v7().simple()));
+impl TemporaryDirectory {
+    /// Creates a directory for artifacts.
+    pub(super) fn for_artifacts(owner: Option<(u32, u32)>) -> io::Result<Self> {
+        Self::new(&std::env::temp_dir(), SCRATCH, owner)
+    }
+
+    /// Creates a directory below `root` that `owner`, which opens it by name, can read.
+    pub(super) fn new(root: &Path, prefix: &str, owner: Option<(u32, u32)>) -> io::Result<Self> {
+        sweep(root, prefix);
+        let path = root.join(format!("{prefix}{}", Uuid::now_v7().simple()));
         make_dir(&path, 0o700)?;
         if let Some((user, group)) = owner {
             std::os::unix::fs::chown(&path, Some(user), Some(group))?;
@@ -304,18 +308,18 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path);
+        let _ = box_sys::walk::remove_all(&self.path);
     }
 }
 
 /// Removes the directories of dead processes.
-fn sweep(root: &Path) {
+fn sweep(root: &Path, prefix: &str) {
     let ours = rustix::process::geteuid().as_raw();
     for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        if !name.to_string_lossy().starts_with(SCRATCH) {
+        if !name.to_string_lossy().starts_with(prefix) {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -327,7 +331,7 @@ fn sweep(root: &Path) {
             .metadata()
             .is_ok_and(|metadata| ours == 0 || metadata.uid() == ours);
         if mine && rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = std::fs::remove_dir_all(entry.path());
+            let _ = box_sys::walk::remove_all(&entry.path());
         }
     }
 }

@@ -24,9 +24,10 @@ use box_transports::unix;
 use rustix::fs::MemfdFlags;
 
 use super::artifacts::{self, ArtifactCopies};
+use super::disk::{self, Disk, Storage};
 use super::error::{os_error, sandbox_error};
 use super::live_box::{LiveBox, RecordFlag, artifact_dir};
-use super::quota::Quota;
+use super::quota::{Limited, Quota};
 use super::state::StateDir;
 use super::{NativeBackend, plan, readable, shm};
 use crate::backend::{Facts, StartRequest, StartedBox};
@@ -38,15 +39,20 @@ impl NativeBackend {
         let root = self.0.config.state_dir.as_deref();
         let state = root.map(|root| StateDir::new(root, request.id)).transpose();
         let (state, listener) = state.map_err(os_error)?.unzip();
-        let (mounts, mut scratch) = (&request.spec.extra_mounts, None);
+        let (mounts, mut artifacts) = (&request.spec.extra_mounts, None);
         let mut copies =
-            match artifact_dir(mounts, state.as_ref(), &mut scratch, self.0.config.run_as)? {
+            match artifact_dir(mounts, state.as_ref(), &mut artifacts, self.0.config.run_as)? {
                 Some(dir) => artifacts::copy_artifacts(mounts, &dir).await?,
                 None => ArtifactCopies::new(),
             };
-        let (mut plan, host_mounts, rootfs) = plan::build(&request, &self.0.config, &mut copies)?;
+        let storage = Storage::of(request.spec);
+        let mut disk = self.disk(storage, state.as_ref()).await?;
+        let (mut plan, host_mounts, rootfs) =
+            plan::build(&request, &self.0.config, &mut copies, disk.scratch.clone())?;
         let quota = match request.spec.file_bytes() {
-            Some(bytes) => Quota::of(bytes, &host_mounts).await.map_err(os_error)?,
+            Some(bytes) => Quota::of(Limited::Workspace, bytes, &host_mounts)
+                .await
+                .map_err(os_error)?,
             None => None,
         };
         let (near, far) = UnixStream::pair().map_err(os_error)?;
@@ -79,12 +85,15 @@ impl NativeBackend {
         drop((far, listener, shm_fd, logs));
         let sandbox = forked.map_err(|error| sandbox_error(&error))?;
         drop(permit);
-        let missing = sandbox.missing().to_vec();
-        let live_box = LiveBox::new(sandbox, state, scratch, record_flag);
-        self.boxes().insert(request.id, Arc::clone(&live_box));
-        if let Some(quota) = quota {
-            live_box.watch(quota, self.0.config.outlive);
+        let mut missing = sandbox.missing().to_vec();
+        if !disk.is_enforced() {
+            missing.push(disk::LIMIT.to_owned());
         }
+        let live_box = LiveBox::new(sandbox, state, Some(storage.bytes()), record_flag);
+        *live_box.artifacts() = artifacts;
+        *live_box.temporary_disk() = disk.temporary.take();
+        self.boxes().insert(request.id, Arc::clone(&live_box));
+        live_box.watch([quota, disk.quota], self.0.config.outlive);
         let stream = tokio::net::UnixStream::from_std(near).map_err(os_error)?;
         let connection = unix::over(stream, &carrier_limits());
         let wants_network = request.spec.network == Network::On;
@@ -98,6 +107,19 @@ impl NativeBackend {
         };
         let started = StartedBox::new(request.id.simple().to_string(), connection);
         Ok(started.with_facts(facts).with_shm(shm))
+    }
+}
+
+impl NativeBackend {
+    /// Prepares the storage of a box's private files.
+    async fn disk(&self, storage: Storage, state: Option<&StateDir>) -> Result<Disk, BoxError> {
+        let (caps, shm) = match storage {
+            Storage::Memory(caps) => return Ok(Disk::in_memory(caps)),
+            Storage::Disk { caps, shm } => (caps, shm),
+        };
+        let kind = self.0.server.disk_kind().await?;
+        let disk = Disk::new(kind, (caps, shm), state, self.0.config.run_as).await;
+        disk.map_err(os_error)
     }
 }
 

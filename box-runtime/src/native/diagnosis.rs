@@ -2,11 +2,12 @@
 
 use box_sys::Primitives;
 
+use super::disk::DiskReport;
 use crate::backend::{Diagnosis, Difference, Feature};
 
 /// Name, whether boxes require it, and its purpose or the effect of its absence.
 #[rustfmt::skip]
-const ALL: [(&str, bool, &str); 19] = [
+const ALL: [(&str, bool, &str); 20] = [
     ("namespace.user", true, "private user and group ids without rights on the host"),
     ("namespace.pid", true, "private process tree, which ends as a whole"),
     ("namespace.mount", true, "private root directory"),
@@ -24,16 +25,24 @@ const ALL: [(&str, bool, &str); 19] = [
     ("cgroup.cpu_usage", false, "without it, CPU time is not measured"),
     ("cgroup.freeze", false, "without it, a box cannot be paused"),
     ("cgroup.io", false, "without it, disk bandwidth cannot be limited (runtime.disk_read_mb_per_s, runtime.disk_write_mb_per_s)"),
+    ("disk.limit", false, "without it, the runtime ends a box that exceeds disk_mb, instead of writes that fail; requires root with loop devices and mke2fs, or project quotas"),
     ("network", false, "without it, boxes have no network access; requires nftables with NAT in the kernel"),
     ("network.gate", false, "without it, failed connections are reset instead of refused or unreachable; requires nfnetlink_queue"),
 ];
 
 /// Features that do not contribute to the protection of a box.
-const NO_PROTECTION: [&str; 2] = ["network.gate", "cgroup.io"];
+///
+/// Boxes with a disk list `disk.limit` themselves.
+const NO_PROTECTION: [&str; 3] = ["network.gate", "cgroup.io", "disk.limit"];
 
 /// Returns the features of this machine.
-pub(super) fn of(found: &Primitives) -> Diagnosis {
-    let missing = found.missing();
+///
+/// `disk` describes the kind of disk, if boxes can be made.
+pub(super) fn of(found: &Primitives, disk: Option<DiskReport>) -> Diagnosis {
+    let mut missing = found.missing();
+    if disk.is_none_or(|disk| !disk.enforced) {
+        missing.push(super::disk::LIMIT.to_owned());
+    }
     let features = ALL.map(|(name, required, about)| Feature {
         name,
         required,
@@ -48,13 +57,14 @@ pub(super) fn of(found: &Primitives) -> Diagnosis {
             "an ordinary user"
         },
         rootfs: "host",
+        disk: disk.map_or("none", |disk| disk.kind),
         landlock: found.landlock,
         features: features.into(),
         differences: &DIFFERENCES,
     }
 }
 
-const DIFFERENCES: [Difference; 3] = [
+const DIFFERENCES: [Difference; 4] = [
     Difference {
         what: "user id of the agent",
         as_root: "separate from the guest's",
@@ -64,6 +74,11 @@ const DIFFERENCES: [Difference; 3] = [
         what: "owner of new files in a workspace",
         as_root: "the owner of the workspace, by an id-mapped mount; requires a filesystem that supports it",
         as_ordinary_user: "this user",
+    },
+    Difference {
+        what: "disk of a box (disk_mb)",
+        as_root: "a file system in a file, or a directory with a project quota; writes beyond the limit fail",
+        as_ordinary_user: "a directory; the runtime ends a box that exceeds the limit",
     },
     Difference {
         what: "limits",
@@ -95,8 +110,9 @@ mod tests {
             network: Some(false),
             syn_queue: Some(false),
         };
-        let missing = everything_missing.missing();
-        let listed = super::of(&everything_missing).features;
+        let mut missing = everything_missing.missing();
+        missing.push(super::super::disk::LIMIT.to_owned());
+        let listed = super::of(&everything_missing, None).features;
         assert!(listed.iter().all(|feature| !feature.present));
         assert_eq!(listed.len(), missing.len());
         let required = everything_missing.missing_required();

@@ -10,9 +10,9 @@ use box_protocol::{BoxError, BoxMountSpec};
 use box_sys::Sandbox;
 use rustix::event::EventfdFlags;
 
-use super::artifacts::{self, ArtifactCopies, Scratch};
+use super::artifacts::{self, ArtifactCopies, TemporaryDirectory};
 use super::error::os_error;
-use super::quota::Quota;
+use super::quota::{Limited, Quota};
 use super::state::StateDir;
 use crate::egress::Egress;
 
@@ -23,17 +23,32 @@ pub(super) struct LiveBox {
     /// State directory, until the end of the box.
     state: Mutex<Option<StateDir>>,
     /// Artifact directory of a box without a state directory.
-    scratch: Mutex<Option<Scratch>>,
+    artifacts: Mutex<Option<TemporaryDirectory>>,
+    /// Disk of a box without a state directory.
+    temporary_disk: Mutex<Option<TemporaryDirectory>>,
     /// Quota of the writable host directories.
     pub(super) quota: OnceLock<Arc<Quota>>,
-    /// Last measured size of these directories.
-    disk: Mutex<Option<u64>>,
+    /// Quota of a disk that is a directory.
+    pub(super) disk_quota: OnceLock<Arc<Quota>>,
+    /// Limit of the private files in bytes, if known.
+    pub(super) private_limit: Option<u64>,
+    /// Last measured sizes.
+    measured: Mutex<Measured>,
     /// Outgoing network, if the box has one.
     pub(super) egress: OnceLock<Egress>,
     /// Reason why the backend ended the box.
     pub(super) kill_reason: OnceLock<BoxError>,
     /// Present until the box has a record.
     record_flag: Mutex<Option<RecordFlag>>,
+}
+
+/// Sizes in bytes, as far as the runtime measures them.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Measured {
+    /// Writable host directories.
+    pub(super) workspace: Option<u64>,
+    /// A disk that is a directory.
+    pub(super) private: Option<u64>,
 }
 
 /// Event that signals whether the box has a record.
@@ -61,15 +76,18 @@ impl LiveBox {
     pub(super) fn new(
         sandbox: Sandbox,
         state: Option<StateDir>,
-        scratch: Option<Scratch>,
+        private_limit: Option<u64>,
         record_flag: Option<RecordFlag>,
     ) -> Arc<Self> {
         Arc::new(Self {
             sandbox,
             state: Mutex::new(state),
-            scratch: Mutex::new(scratch),
+            artifacts: Mutex::default(),
+            temporary_disk: Mutex::default(),
             quota: OnceLock::new(),
-            disk: Mutex::default(),
+            disk_quota: OnceLock::new(),
+            private_limit,
+            measured: Mutex::default(),
             egress: OnceLock::new(),
             kill_reason: OnceLock::new(),
             record_flag: Mutex::new(record_flag),
@@ -100,8 +118,8 @@ impl LiveBox {
         owner: Option<(u32, u32)>,
     ) -> Result<ArtifactCopies, BoxError> {
         let dir = {
-            let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-            artifact_dir(mounts, self.state().as_ref(), &mut scratch, owner)?
+            let mut artifacts = self.artifacts();
+            artifact_dir(mounts, self.state().as_ref(), &mut artifacts, owner)?
         };
         match dir {
             Some(dir) => artifacts::copy_artifacts(mounts, &dir).await,
@@ -109,21 +127,39 @@ impl LiveBox {
         }
     }
 
-    pub(super) fn disk(&self) -> MutexGuard<'_, Option<u64>> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn artifacts(&self) -> MutexGuard<'_, Option<TemporaryDirectory>> {
+        let artifacts = self.artifacts.lock();
+        artifacts.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enforces this quota for the lifetime of the box.
-    pub(super) fn watch(self: &Arc<Self>, quota: Quota, outlives: bool) {
-        quota.outlives(outlives);
-        let quota = self.quota.get_or_init(|| Arc::new(quota));
-        tokio::spawn(Arc::clone(quota).watch(Arc::downgrade(self)));
+    pub(super) fn temporary_disk(&self) -> MutexGuard<'_, Option<TemporaryDirectory>> {
+        let disk = self.temporary_disk.lock();
+        disk.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn measured(&self) -> MutexGuard<'_, Measured> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enforces these quotas for the lifetime of the box.
+    pub(super) fn watch(self: &Arc<Self>, quotas: [Option<Quota>; 2], outlives: bool) {
+        for quota in quotas.into_iter().flatten() {
+            quota.outlives(outlives);
+            let slot = match quota.limited() {
+                Limited::Workspace => &self.quota,
+                Limited::Disk(_) => &self.disk_quota,
+            };
+            let quota = slot.get_or_init(|| Arc::new(quota));
+            tokio::spawn(Arc::clone(quota).watch(Arc::downgrade(self)));
+        }
     }
 
     /// Removes the state directory of a box that is gone.
     pub(super) fn remove_state(&self) {
-        if let Some(quota) = self.quota.get() {
-            quota.outlives(false);
+        for quota in [&self.quota, &self.disk_quota] {
+            if let Some(quota) = quota.get() {
+                quota.outlives(false);
+            }
         }
         if let Some(state) = self.state().take() {
             state.remove();
@@ -161,7 +197,7 @@ impl LiveBox {
 pub(super) fn artifact_dir(
     mounts: &[BoxMountSpec],
     state: Option<&StateDir>,
-    scratch: &mut Option<Scratch>,
+    artifacts: &mut Option<TemporaryDirectory>,
     owner: Option<(u32, u32)>,
 ) -> Result<Option<PathBuf>, BoxError> {
     if !mounts.iter().any(BoxMountSpec::is_content_addressed) {
@@ -170,9 +206,9 @@ pub(super) fn artifact_dir(
     if let Some(state) = state {
         return Ok(Some(state.artifacts()));
     }
-    let scratch = match scratch {
-        Some(scratch) => scratch,
-        None => scratch.insert(Scratch::new(owner).map_err(os_error)?),
+    let artifacts = match artifacts {
+        Some(artifacts) => artifacts,
+        None => artifacts.insert(TemporaryDirectory::for_artifacts(owner).map_err(os_error)?),
     };
-    Ok(Some(scratch.path().to_owned()))
+    Ok(Some(artifacts.path().to_owned()))
 }

@@ -5,8 +5,8 @@
 //! 2. This file: [`NativeBackend`] and its boxes. `live_box`: the state of one box.
 //! 3. `create`: from a spec to a box with a connected agent. `plan`: the kernel objects of a box.
 //! 4. `server`: the fork server. `diagnosis`: the features of this machine.
-//! 5. `quota`: the size limit of a workspace. `artifacts`: mounts of content identified by a
-//!    digest.
+//! 5. `quota`: the size limit of a workspace. `disk`: the storage of private files. `artifacts`:
+//!    mounts of content identified by a digest.
 //! 6. `shm`: memory shared with the agent; `state`: the directory of a box on disk; `adopt`:
 //!    adoption by a later process.
 //! 7. `error`: errors of the backend.
@@ -23,6 +23,7 @@ mod artifacts;
 mod config;
 mod create;
 mod diagnosis;
+mod disk;
 mod error;
 mod live_box;
 mod plan;
@@ -47,9 +48,10 @@ use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 pub use self::config::NativeConfig;
+use self::disk::DiskReport;
 use self::error::{box_gone, freeze_error, os_error, record_error, sandbox_error};
 use self::live_box::LiveBox;
-use self::quota::{Quota, unmeasurable};
+use self::quota::{Limited, Quota, unmeasurable};
 use self::server::Server;
 use self::state::{StateDir, StoredBox};
 use crate::backend::{
@@ -165,8 +167,17 @@ impl Backend for NativeBackend {
     }
 
     async fn diagnose(&self) -> Diagnosis {
-        let found = tokio::task::spawn_blocking(Primitives::probe).await;
-        found.map_or_else(|_| Diagnosis::default(), |found| diagnosis::of(&found))
+        let directory = disk::directory(self.0.config.state_dir.as_deref());
+        let kind = self.0.server.disk_kind().await;
+        let probe = move || {
+            let disk = kind.map(|kind| DiskReport::new(kind, &directory)).ok();
+            (Primitives::probe(), disk)
+        };
+        let found = tokio::task::spawn_blocking(probe).await;
+        found.map_or_else(
+            |_| Diagnosis::default(),
+            |(found, disk)| diagnosis::of(&found, disk),
+        )
     }
 
     fn set_egress_policy(&self, policy: &NetworkPolicy) -> Result<(), BoxError> {
@@ -197,6 +208,7 @@ impl Backend for NativeBackend {
     fn usage(&self, id: Uuid) -> Result<BoxStatsResult, BoxError> {
         let live_box = self.live_box(id).ok_or_else(box_gone)?;
         let usage = live_box.sandbox.usage();
+        let measured = *live_box.measured();
         let cpu = usage.cpu.map(|cpu| cpu.as_micros());
         let traffic = live_box.egress.get().map(Egress::traffic);
         Ok(BoxStatsResult {
@@ -205,7 +217,9 @@ impl Backend for NativeBackend {
             memory_bytes: usage.memory,
             memory_limit_bytes: usage.memory_limit,
             pids: usage.pids,
-            disk_bytes: *live_box.disk(),
+            disk_bytes: measured.workspace,
+            private_bytes: measured.private,
+            private_limit_bytes: live_box.private_limit,
             network_sent_bytes: traffic.map(|traffic| traffic.sent),
             network_received_bytes: traffic.map(|traffic| traffic.received),
             network_connections: traffic.map(|traffic| traffic.open),
@@ -274,6 +288,8 @@ impl Backend for NativeBackend {
         let stored = StoredBox {
             sandbox: live_box.sandbox.record(),
             quota: live_box.quota.get().map(|quota| quota.record()),
+            disk: live_box.disk_quota.get().map(|quota| quota.record()),
+            private_limit: live_box.private_limit,
             record: record.to_owned(),
         };
         if let Some(state) = &*live_box.state() {
@@ -334,29 +350,31 @@ impl Backend for NativeBackend {
             let _ = tokio::task::spawn_blocking(removing).await;
             return Ok(Reach::Dead("it ended while no server was running"));
         };
-        let quota = match &reached.quota {
-            Some(record) => Quota::restore(record).await.map(Some),
-            None => Ok(None),
-        };
-        let lost = quota.as_ref().err().map(io::Error::kind);
-        if lost.is_some_and(|kind| {
-            !matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-        }) {
-            return Err(quota.map_or_else(os_error, |_| box_gone()));
+        let (mut quotas, mut lost) = ([None, None], None);
+        for (quota, record) in quotas.iter_mut().zip([&reached.quota, &reached.disk]) {
+            let Some(record) = record else { continue };
+            match Quota::restore(record).await {
+                Ok(restored) => *quota = Some(restored),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                        lost = Some(record.limited());
+                    }
+                    _ => return Err(os_error(error)),
+                },
+            }
         }
-        let live_box = LiveBox::new(reached.sandbox, Some(state), None, None);
+        let live_box = LiveBox::new(reached.sandbox, Some(state), reached.private_limit, None);
         self.boxes().insert(id, Arc::clone(&live_box));
-        let Ok(quota) = quota else {
-            live_box.kill_with(unmeasurable());
+        if let Some(lost) = lost {
+            live_box.kill_with(unmeasurable(lost));
             let backend = self.clone();
             tokio::spawn(async move { backend.stop(id).await });
-            return Ok(Reach::Dead(
-                "the workspace with workspace_quota_mb no longer exists",
-            ));
-        };
-        if let Some(quota) = quota {
-            live_box.watch(quota, true);
+            return Ok(Reach::Dead(match lost {
+                Limited::Workspace => "the workspace with workspace_quota_mb no longer exists",
+                Limited::Disk(_) => "the disk with disk_mb no longer exists",
+            }));
         }
+        live_box.watch(quotas, true);
         Ok(Reach::Alive(reached.started))
     }
 

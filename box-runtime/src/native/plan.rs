@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode, Invalid, Name, Network};
-use box_sys::{Caps, Guest, Limits, Mount, Root, SandboxPlan, Source};
+use box_sys::{Guest, Limits, Mount, Root, SandboxPlan, Scratch, Source};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -40,6 +40,7 @@ pub(super) fn build(
     request: &StartRequest<'_>,
     config: &NativeConfig,
     copies: &mut ArtifactCopies,
+    scratch: Scratch,
 ) -> Result<(SandboxPlan, Vec<HostMount>, &'static str), BoxError> {
     let spec = request.spec;
     let (name, home) = request.guest();
@@ -91,7 +92,7 @@ pub(super) fn build(
             // The agent does not count against the guest's limit.
             pids: Some(spec.pids_limit.saturating_add(1)),
         },
-        caps: caps(memory),
+        scratch,
         network: match spec.network {
             Network::Off => box_sys::Network::Loopback,
             Network::On => box_sys::Network::Egress,
@@ -113,18 +114,6 @@ fn hostname(name: Option<&str>) -> String {
     match name.trim_end_matches('-') {
         "" => "box".to_owned(),
         name => name.to_owned(),
-    }
-}
-
-/// Limits the private files of a box, which occupy its memory.
-///
-/// The limit is below the memory limit, so a write fails before the kernel kills a process. If
-/// nothing else ran, that process would be the agent.
-fn caps(memory: u64) -> Caps {
-    let caps = Caps::default();
-    Caps {
-        bytes: caps.bytes.min(memory / 4 * 3),
-        ..caps
     }
 }
 

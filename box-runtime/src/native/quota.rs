@@ -1,6 +1,6 @@
 //! Quota of the writable host directories of a running box, in total.
 //!
-//! The quota covers the workspace and the other writable mounts. Where the file system supports it,
+//! The quota covers the workspace and the other writable mounts, or a disk that is a directory. Where the file system supports it,
 //! the kernel enforces the quota of each directory exactly and refuses further writes
 //! ([`DirectoryQuota`]).
 //!
@@ -12,13 +12,14 @@
 //! times 10 to 100 ms plus the duration of a measurement. The kernel limits a single file to the
 //! whole quota (`RLIMIT_FSIZE`), and seccomp blocks calls that allocate without writing.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use box_protocol::BoxError;
-use box_protocol::error::{Detail, Ended, Subject, quota_exceeded, with_end};
+use box_protocol::error::{Detail, Ended, Subject, disk_exceeded, quota_exceeded, with_end};
 use box_sys::DirectoryQuota;
 use box_sys::walk::Size;
 use serde::{Deserialize, Serialize};
@@ -39,9 +40,21 @@ const BYTES_PER_ENTRY: u64 = 512;
 /// Each scan occupies a thread until it has visited all files.
 static SCANS: Semaphore = Semaphore::const_new(4);
 
+/// What a quota limits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Limited {
+    /// The writable mounts, by `workspace_quota_mb`.
+    #[default]
+    Workspace,
+    /// The private files, by `disk_mb`, with this number of files.
+    Disk(u64),
+}
+
 /// Writable directories of a box and their total limit.
 #[derive(Debug)]
 pub(super) struct Quota {
+    limited: Limited,
     directories: Vec<Directory>,
     bytes: u64,
 }
@@ -57,8 +70,16 @@ struct Directory {
 /// Persistent form of a quota, for a later process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct QuotaRecord {
+    #[serde(default)]
+    limited: Limited,
     bytes: u64,
     directories: Vec<DirectoryId>,
+}
+
+impl QuotaRecord {
+    pub(super) fn limited(&self) -> Limited {
+        self.limited
+    }
 }
 
 /// Identity of a directory and its path.
@@ -84,7 +105,11 @@ impl Quota {
     /// Creates the quota of a box; in force at once where the file system supports it.
     ///
     /// Returns `None` if the box has no writable host directory.
-    pub(super) async fn of(bytes: u64, host_mounts: &[HostMount]) -> io::Result<Option<Self>> {
+    pub(super) async fn of(
+        limited: Limited,
+        bytes: u64,
+        host_mounts: &[HostMount],
+    ) -> io::Result<Option<Self>> {
         let mut found: Vec<(DirectoryId, OwnedFd)> = Vec::new();
         let writable: Vec<_> = host_mounts.iter().filter(|mount| mount.writable).collect();
         for mount in box_sys::walk::outermost(&writable) {
@@ -104,7 +129,7 @@ impl Quota {
         if found.is_empty() {
             return Ok(None);
         }
-        Self::over(bytes, found).await.map(Some)
+        Self::over(limited, bytes, found).await.map(Some)
     }
 
     /// Restores the quota of an adopted box.
@@ -119,20 +144,25 @@ impl Quota {
             }
             found.push((id.clone(), open));
         }
-        Self::over(record.bytes, found).await
+        Self::over(record.limited, record.bytes, found).await
     }
 
-    async fn over(bytes: u64, found: Vec<(DirectoryId, OwnedFd)>) -> io::Result<Self> {
+    async fn over(
+        limited: Limited,
+        bytes: u64,
+        found: Vec<(DirectoryId, OwnedFd)>,
+    ) -> io::Result<Self> {
         let mut directories = Vec::new();
+        let entries = limited.entries(bytes);
         for (id, open) in found {
             // The thread stops when the caller stops waiting.
             let waiting = Arc::new(());
-            let limited = (open.try_clone()?, Arc::downgrade(&waiting));
+            let target = (open.try_clone()?, Arc::downgrade(&waiting));
             let permit = SCANS.acquire().await;
             let set = move || {
-                let ((directory, waiting), _permit) = (limited, permit);
+                let ((directory, waiting), _permit) = (target, permit);
                 let is_wanted = || waiting.strong_count() > 0;
-                DirectoryQuota::set(directory.as_fd(), bytes, bytes / BYTES_PER_ENTRY, is_wanted)
+                DirectoryQuota::set(directory.as_fd(), bytes, entries, is_wanted)
             };
             directories.push(Directory {
                 open,
@@ -140,13 +170,28 @@ impl Quota {
                 kernel: tokio::task::spawn_blocking(set).await?.ok(),
             });
         }
-        Ok(Self { directories, bytes })
+        Ok(Self {
+            limited,
+            directories,
+            bytes,
+        })
+    }
+
+    pub(super) fn limited(&self) -> Limited {
+        self.limited
+    }
+
+    /// Whether the file systems of all directories enforce the quota.
+    pub(super) fn is_enforced(&self) -> bool {
+        let is_enforced = |directory: &Directory| directory.kernel.is_some();
+        self.directories.iter().all(is_enforced)
     }
 
     /// Returns the record for [`restore`](Self::restore).
     pub(super) fn record(&self) -> QuotaRecord {
         let id = |directory: &Directory| directory.id.clone();
         QuotaRecord {
+            limited: self.limited,
             bytes: self.bytes,
             directories: self.directories.iter().map(id).collect(),
         }
@@ -167,14 +212,19 @@ impl Quota {
         let more = if size.bytes > self.bytes {
             "; the runtime ended the box".to_owned()
         } else {
-            let files = self.bytes / BYTES_PER_ENTRY;
+            let files = self.limited.entries(self.bytes);
             format!(" hold at most {files} files; the runtime ended the box")
         };
-        with_end(quota_exceeded(self.bytes >> 20, &more), Ended::Quota)
+        let megabytes = self.bytes >> 20;
+        let error = match self.limited {
+            Limited::Workspace => quota_exceeded(megabytes, &more),
+            Limited::Disk(_) => disk_exceeded(megabytes, &more),
+        };
+        with_end(error, Ended::Quota)
     }
 
     fn allows(&self, size: &Size) -> bool {
-        size.bytes.max(size.entries.saturating_mul(BYTES_PER_ENTRY)) <= self.bytes
+        size.bytes <= self.bytes && size.entries <= self.limited.entries(self.bytes)
     }
 
     /// Measures the directories, and stops early once the quota is exceeded.
@@ -186,7 +236,9 @@ impl Quota {
                     size.bytes = size.bytes.saturating_add(bytes);
                     size.entries = size.entries.saturating_add(entries);
                 }
-                _ => size.add(&directory.open, |size| self.allows(size))?,
+                _ => size.add(&directory.open, self.limited.skipped(), |size| {
+                    self.allows(size)
+                })?,
             }
         }
         Ok(size)
@@ -212,10 +264,13 @@ impl Quota {
                 return;
             };
             let Ok(size) = measured else {
-                live_box.kill_with(unmeasurable());
+                live_box.kill_with(unmeasurable(self.limited));
                 return;
             };
-            *live_box.disk() = Some(size.bytes);
+            match self.limited {
+                Limited::Workspace => live_box.measured().workspace = Some(size.bytes),
+                Limited::Disk(_) => live_box.measured().private = Some(size.bytes),
+            }
             // This check also applies to kernel quotas, because a box with a parent of this
             // directory may have removed the limit.
             if !self.allows(&size) {
@@ -230,10 +285,37 @@ impl Quota {
     }
 }
 
+impl Limited {
+    /// Most files within a quota of this many bytes.
+    fn entries(self, bytes: u64) -> u64 {
+        match self {
+            Self::Workspace => bytes / BYTES_PER_ENTRY,
+            Self::Disk(inodes) => inodes,
+        }
+    }
+
+    /// Name of an entry that is not measured.
+    ///
+    /// The kernel locks the working directory of an overlay. It only holds files that are being
+    /// copied, and no guest can create this name.
+    fn skipped(self) -> Option<&'static CStr> {
+        match self {
+            Self::Workspace => None,
+            Self::Disk(_) => Some(c"work"),
+        }
+    }
+}
+
 /// Returns the error of a box with a quota that cannot be measured any more.
-pub(super) fn unmeasurable() -> BoxError {
-    let message =
-        "workspace_quota_mb: the workspace can no longer be measured; the runtime ended the box";
+pub(super) fn unmeasurable(limited: Limited) -> BoxError {
+    let message = match limited {
+        Limited::Workspace => {
+            "workspace_quota_mb: the workspace can no longer be measured; the runtime ended the box"
+        }
+        Limited::Disk(_) => {
+            "disk_mb: the disk can no longer be measured; the runtime ended the box"
+        }
+    };
     let error = BoxError::unavailable(message).with_detail(&Detail::about(Subject::Disk));
     with_end(error, Ended::Quota)
 }

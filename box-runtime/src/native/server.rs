@@ -2,20 +2,22 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use box_protocol::BoxError;
-use box_sys::{Error, ForkServer, ServerConfig};
+use box_sys::{DiskKind, Error, ForkServer, ServerConfig};
 use tokio::sync::Mutex;
 
-use super::NativeConfig;
 use super::error::sandbox_error;
+use super::{NativeConfig, disk};
 use crate::backend::Availability;
 
 #[derive(Debug)]
 pub(super) struct Server {
     config: NativeConfig,
     running: Arc<Mutex<Option<Arc<ForkServer>>>>,
+    /// Kind of disk of this machine, after the first request.
+    disk: OnceLock<DiskKind>,
 }
 
 impl Server {
@@ -23,7 +25,20 @@ impl Server {
         Self {
             config: config.clone(),
             running: Arc::default(),
+            disk: OnceLock::new(),
         }
+    }
+
+    /// Returns the kind of disk that boxes can have.
+    pub(super) async fn disk_kind(&self) -> Result<DiskKind, BoxError> {
+        if let Some(kind) = self.disk.get() {
+            return Ok(*kind);
+        }
+        let server = self.running().await?;
+        let asked = tokio::task::spawn_blocking(move || server.disk_kind()).await;
+        let kind = asked.map_err(|_| Error::ServerGone).and_then(|kind| kind);
+        let kind = kind.map_err(|error| sandbox_error(&error))?;
+        Ok(*self.disk.get_or_init(|| kind))
     }
 
     /// Returns the fork server, and starts it if needed.
@@ -85,6 +100,9 @@ fn start(config: &NativeConfig) -> Result<ForkServer, Error> {
         cgroup_parent: config.cgroup_parent.clone(),
         spares: config.spares,
         disk: config.disk,
+        // A path of other bytes cannot be sent, and the machine then has directories only.
+        disks: Some(disk::directory(config.state_dir.as_deref()))
+            .filter(|path| path.to_str().is_some()),
         ..ServerConfig::default()
     };
     let mut command = Command::new(&config.program);

@@ -26,6 +26,12 @@ const LOGS: &str = "logs";
 pub(super) struct StoredBox {
     pub(super) sandbox: SandboxRecord,
     pub(super) quota: Option<QuotaRecord>,
+    /// Limit of a disk that is a directory.
+    #[serde(default)]
+    pub(super) disk: Option<QuotaRecord>,
+    /// Limit of the private files in bytes. `None` in records of older versions.
+    #[serde(default)]
+    pub(super) private_limit: Option<u64>,
     pub(super) record: String,
 }
 
@@ -55,6 +61,10 @@ impl StateDir {
     /// Returns the directory of a box, which may not exist.
     pub(super) fn of(root: &Path, id: Uuid) -> Self {
         Self(root.join(id.simple().to_string()))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 
     /// Returns the path of the agent's socket relative to a directory descriptor.
@@ -144,7 +154,7 @@ impl StateDir {
 
     /// Removes the directory. The next process removes anything left.
     pub(super) fn remove(&self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = box_sys::walk::remove_all(&self.0);
     }
 }
 

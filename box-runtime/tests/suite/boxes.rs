@@ -75,6 +75,7 @@ fn differences() -> Vec<(&'static str, serde_json::Value)> {
         ("memory_mb", json!(1024)),
         ("pids_limit", json!(64)),
         ("read_only_rootfs", json!(false)),
+        ("disk_mb", json!(1)),
         ("workspace_quota_mb", json!(1)),
     ]
 }

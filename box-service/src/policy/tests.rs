@@ -316,7 +316,7 @@ fn an_unresolved_path_is_refused() {
     assert_eq!(error.code(), Code::Internal);
 }
 
-const LOCKABLE: [&str; 9] = [
+const LOCKABLE: [&str; 10] = [
     "image",
     "network",
     "timeout_sec",
@@ -326,6 +326,7 @@ const LOCKABLE: [&str; 9] = [
     "pids_limit",
     "read_only_rootfs",
     "workspace_quota_mb",
+    "disk_mb",
 ];
 
 prop_compose! {
@@ -334,10 +335,10 @@ prop_compose! {
         image in "[a-z]{1,4}", network in prop::sample::select(vec!["off", "on"]),
         timeout_sec in 1_u64..500, mode in prop::sample::select(vec!["none", "ro", "rw"]),
         cpus in 1_u32..8, memory_mb in 32_u64..4096, pids_limit in 1_u64..512,
-        read_only_rootfs: bool, quota in 0_u64..64,
+        read_only_rootfs: bool, quota in 0_u64..64, disk in 0_u64..64,
     ) -> BTreeMap<&'static str, serde_json::Value> {
         LOCKABLE.into_iter().zip([json!(image), json!(network), json!(timeout_sec), json!(mode),
-            json!(cpus), json!(memory_mb), json!(pids_limit), json!(read_only_rootfs), json!(quota)]).collect()
+            json!(cpus), json!(memory_mb), json!(pids_limit), json!(read_only_rootfs), json!(quota), json!(disk)]).collect()
     }
 }
 

@@ -110,7 +110,7 @@ fn a_tree_is_removed_however_deep_and_locked_it_is() {
     std::fs::create_dir_all(&locked).unwrap();
     std::fs::write(locked.join("file"), "x").unwrap();
     for path in [&locked, &tree.join("locked")] {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o000)).unwrap();
     }
     remove_all(&tree).unwrap();
     assert!(!tree.exists());

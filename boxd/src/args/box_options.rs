@@ -124,6 +124,9 @@ pub(crate) struct BoxOptions {
     /// Limit memory, in MiB or with a unit: 512m, 2g
     #[arg(short, long, alias = "memory", value_name = "MIB", value_parser = values::mebibytes, help_heading = LIMITS)]
     pub(crate) memory_mb: Option<u64>,
+    /// Limit private files, in MiB or with a unit; more than memory holds is on disk: 10g
+    #[arg(long, alias = "disk", value_name = "MIB", value_parser = values::mebibytes, help_heading = LIMITS)]
+    pub(crate) disk_mb: Option<u64>,
     /// Limit processes and threads
     #[arg(long, alias = "pids-limit", value_name = "N", help_heading = LIMITS)]
     pub(crate) pids: Option<u64>,
@@ -183,6 +186,7 @@ impl BoxOptions {
             pids_limit: self.pids,
             read_only_rootfs: self.writable.then_some(false),
             workspace_quota_mb: self.quota_mb,
+            disk_mb: self.disk_mb,
             lifetime,
             defaults,
             cmd: None,

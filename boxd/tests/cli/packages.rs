@@ -40,6 +40,38 @@ fn pip_installs_packages_for_the_guest() {
     assert!(err(&refused).contains("externally-managed") || refused.status.success());
 }
 
+/// Makes a wheel of 300 MB that does not compress.
+const LARGE: &str = r#"
+import os, zipfile
+piece = os.urandom(1 << 20)
+with zipfile.ZipFile("/tmp/large-1.0-py3-none-any.whl", "w") as wheel:
+    with wheel.open("large/data.bin", "w", force_zip64=True) as data:
+        for n in range(300):
+            data.write(piece)
+    wheel.writestr("large/__init__.py", "")
+    wheel.writestr("large-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: large\nVersion: 1.0\n")
+    wheel.writestr("large-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr("large-1.0.dist-info/RECORD", "large/data.bin,,\nlarge/__init__.py,,\nlarge-1.0.dist-info/METADATA,,\nlarge-1.0.dist-info/WHEEL,,\nlarge-1.0.dist-info/RECORD,,\n")
+"#;
+
+#[test]
+fn a_large_package_needs_a_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("build.py"), LARGE).unwrap();
+    let install = "/usr/bin/python3 build.py && /usr/bin/pip3 install --no-index --quiet /tmp/large-1.0-py3-none-any.whl \
+        && /usr/bin/python3 -c 'import large, os; print(os.path.getsize(large.__path__[0] + \"/data.bin\"))'";
+    let run = |options: &[&str]| {
+        let mut command = boxd();
+        command.args(["run", "--timeout", "10m", "--workspace"]);
+        command.arg(directory.path()).args(options);
+        feed(command.arg(install), b"")
+    };
+    let ran = run(&["--disk-mb", "2g"]);
+    assert_eq!(out(&ran), format!("{}\n", 300 << 20), "{ran:?}");
+    let refused = run(&[]);
+    assert!(!refused.status.success(), "control: {refused:?}");
+}
+
 #[test]
 fn npm_installs_packages_for_the_guest() {
     let package = r#"mkdir p && cd p && printf '#!/usr/bin/env node\nconsole.log("installed by npm")\n' > x.js &&

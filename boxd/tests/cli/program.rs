@@ -22,7 +22,7 @@ const REQUIRED: [&str; 8] = [
     "namespace.cgroup",
     "seccomp",
 ];
-const OPTIONAL: [&str; 11] = [
+const OPTIONAL: [&str; 12] = [
     "landlock",
     "overlay",
     "two_uids",
@@ -32,6 +32,7 @@ const OPTIONAL: [&str; 11] = [
     "cgroup.cpu_usage",
     "cgroup.freeze",
     "cgroup.io",
+    "disk.limit",
     "network",
     "network.gate",
 ];
@@ -119,6 +120,14 @@ fn doctor_reports_primitives_and_profiles_as_json() {
             "{absent:?}"
         );
         assert_eq!(there.contains(&"two_uids"), name == "root");
+        assert_eq!(there.contains(&"disk.limit"), name == "root");
+        let disk = report["disk"].as_str().unwrap();
+        let kind = if name == "root" {
+            "a file system in a file"
+        } else {
+            "a directory that the runtime measures"
+        };
+        assert!(disk.starts_with(kind), "{name}: {disk}");
         assert_eq!(there.contains(&"landlock"), report["landlock"] != 0);
 
         let profiles = report["profiles"].as_array().unwrap();
@@ -132,6 +141,8 @@ fn doctor_reports_primitives_and_profiles_as_json() {
             expected.retain(|name| *name != "network.gate");
             // No disk limit is configured.
             expected.retain(|name| *name != "cgroup.io");
+            // No profile has a disk.
+            expected.retain(|name| *name != "disk.limit");
             missing.sort_unstable();
             expected.sort_unstable();
             assert_eq!(missing, expected, "{profile}");
@@ -166,6 +177,8 @@ fn doctor_reports_the_same_as_text() {
                 assert!(text.contains(&line), "{line}: {text}");
             }
         }
+        let disk = format!("Disks (--disk-mb): {}.", report["disk"].as_str().unwrap());
+        assert!(text.contains(&disk), "{text}");
         for profile in BoxProfile::BUILT_IN {
             assert!(
                 text.contains(&format!("\n  {profile} ")),

@@ -477,12 +477,50 @@ fn limits_that_are_not_enforced_are_named_once_and_strict_refuses_them() {
         }
         let strict = run(&["run", "--strict", "--", "echo", "ran"]).unwrap();
         // A box has these primitives only on request.
-        let asked_for = ["network", "network.gate", "cgroup.io"];
+        let asked_for = ["network", "network.gate", "cgroup.io", "disk.limit"];
         let lacking = missing.iter().any(|name| !asked_for.contains(name));
         assert_eq!(strict.status.success(), !lacking, "{missing:?} {strict:?}");
         assert_eq!(out(&strict), if lacking { "" } else { "ran\n" });
         for name in &not_kept {
             assert!(err(&strict).contains(name), "{strict:?}");
         }
+    }
+}
+
+#[test]
+fn a_disk_without_a_limit_is_named_and_strict_refuses_it() {
+    let plain = ["run", "--", "echo", "ran"];
+    let disk = ["run", "--disk-mb", "1g", "--", "echo", "ran"];
+    let Some(ran) = as_an_ordinary_user(&disk) else {
+        return;
+    };
+    assert_eq!(out(&ran), "ran\n", "{ran:?}");
+    assert!(err(&ran).contains("disk.limit"), "{ran:?}");
+    let ran = as_an_ordinary_user(&plain).unwrap();
+    assert!(!err(&ran).contains("disk.limit"), "control: {ran:?}");
+    let strict = ["run", "--strict", "--disk-mb", "1g", "--", "echo", "ran"];
+    let refused = as_an_ordinary_user(&strict).unwrap();
+    assert_eq!(out(&refused), "", "{refused:?}");
+    assert!(err(&refused).contains("disk.limit"), "{refused:?}");
+    // Root's disks have a limit.
+    let ran = feed(boxd().args(disk), b"");
+    assert_eq!(out(&ran), "ran\n", "{ran:?}");
+    assert!(!err(&ran).contains("disk.limit"), "{ran:?}");
+}
+
+#[test]
+fn a_disk_is_as_large_as_asked_and_the_box_lives_when_it_is_full() {
+    let text = "df --output=size -BM /tmp | tail -n 1; \
+        head -c 800m /dev/zero > /tmp/big || rm /tmp/big; echo lives";
+    let ran = feed(boxd().args(["run", "--disk-mb", "600m", text]), b"");
+    if rustix::process::geteuid().is_root() {
+        let text = out(&ran);
+        let words: Vec<_> = text.split_whitespace().collect();
+        let size = words[0].trim_end_matches('M').parse::<u64>().unwrap();
+        assert!((570..=600).contains(&size), "{ran:?}");
+        assert_eq!(words[1], "lives");
+        assert!(err(&ran).contains("No space left"), "{ran:?}");
+    } else {
+        assert!(err(&ran).contains("disk_mb"), "{ran:?}");
     }
 }

@@ -15,6 +15,7 @@ mod commands;
 // The probes make system calls by their numbers on this architecture.
 #[cfg(target_arch = "x86_64")]
 mod catalogue;
+mod disks;
 mod durability;
 mod egress;
 mod environment;

@@ -6,6 +6,7 @@ use box_protocol::actions::{BoxStatsParams, BoxStatsResult};
 use box_protocol::{BoxError, Code};
 use box_runtime::Caller;
 use box_tests::machine::{Machine, on_each_machine, printed, spec};
+use box_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -115,8 +116,11 @@ async fn a_stream_of_stats_lasts_until_the_box_ends_and_does_not_keep_it_alive()
         assert_eq!(ended.unwrap_err().code(), Code::Conflict);
         assert!((4..=40).contains(&times.len()), "{}", times.len());
         assert!(times.windows(2).all(|two| two[0] < two[1]));
-        let gone = stats(machine).await.unwrap_err().code();
-        assert!(matches!(gone, Code::NotFound | Code::Unavailable), "{gone}");
+        eventually("the box is gone", async || {
+            let gone = stats(machine).await.unwrap_err().code();
+            matches!(gone, Code::NotFound | Code::Unavailable)
+        })
+        .await;
     })
     .await;
 }

@@ -225,6 +225,6 @@ fn directories_of_dead_processes_are_removed() {
     }
     let lock = File::open(&alive).unwrap();
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
-    sweep(root.path());
+    sweep(root.path(), SCRATCH);
     assert!(!dead.exists() && alive.join("x").exists() && root.path().join("other/x").exists());
 }
