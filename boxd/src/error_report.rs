@@ -141,7 +141,7 @@ fn hint(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
 fn is_not_running(error: &ClientError) -> bool {
     error
         .refusal()
-        .is_some_and(|refusal| refusal.message().ends_with("is not running"))
+        .is_some_and(|refusal| refusal.message().contains(" is not running"))
 }
 
 /// The name of a box and of a command.

@@ -50,7 +50,7 @@ fn a_full_quota_is_in_inspect_and_in_the_log_and_later_calls_get_it() {
     is_over_quota(&server.run(&["exec", "full", "true"]));
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("quota exceeded: 8 MiB"), "{log}");
-    let failed = log.lines().find(|line| line.contains("the box failed"));
+    let failed = log.lines().find(|line| line.contains("box failed"));
     let failed = failed.unwrap_or_else(|| panic!("{log}"));
     assert!(failed.contains("owner=local box_id=full"), "{failed}");
 }

@@ -291,7 +291,7 @@ fn a_server_without_descriptors_says_so_once_and_serves_again() {
     server.wait_for_log("accepting connections again");
     let log = server.log();
     let text = log.lines().find(|line| line.contains(waits)).unwrap();
-    let reason = "this process has no file descriptor left (EMFILE); raise its limit";
+    let reason = "the process has no file descriptor left (EMFILE); raise its limit";
     assert!(text.contains(reason), "{text}");
     assert!(!log.contains("uncategorized"), "{log}");
 }
