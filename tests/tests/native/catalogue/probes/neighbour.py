@@ -38,7 +38,7 @@ else:
     seen = set()
     for line in glob.glob("/proc/[0-9]*/cmdline"):
         try:
-            text = open(line).read()
+            text = open(line, errors="replace").read()
         except OSError:
             continue
         if text.startswith("python3\0-Ic\0") and "MARK = " in text:
