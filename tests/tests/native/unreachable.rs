@@ -179,7 +179,10 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
         // place.
         let ran = json!({"spec": {"box_id": "stuck", "cmd": "true"}});
         let refused = host.call::<BoxExec>(ran.clone()).await.unwrap_err();
-        assert!(refused.to_string().contains("does not answer"), "{refused}");
+        assert!(
+            refused.to_string().contains("has not answered"),
+            "{refused}"
+        );
         assert_eq!(code(refused), Code::Unavailable);
         let write = json!({"box_id": "stuck", "path": "/tmp/a", "data": ""});
         let refused = host.call::<FileWrite>(write).await.unwrap_err();
@@ -346,7 +349,10 @@ async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
             begun.elapsed()
         );
         for refused in [file.map(drop).unwrap_err(), command.map(drop).unwrap_err()] {
-            assert!(refused.to_string().contains("does not answer"), "{refused}");
+            assert!(
+                refused.to_string().contains("has not answered"),
+                "{refused}"
+            );
             assert_eq!(code(refused), Code::Unavailable);
         }
         // The runtime did not give up the box: the box continues when its agent does.
