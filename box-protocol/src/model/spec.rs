@@ -77,7 +77,7 @@ macro_rules! declare {
         /// assert_eq!(spec.workdir, "/workspace");
         ///
         /// let refused = SpecDraft::new("job-2").cpus(0.0).build().unwrap_err();
-        /// assert_eq!(refused.to_string(), "cpus must be greater than 0");
+        /// assert_eq!(refused.to_string(), "cpus: must be greater than 0");
         /// # Ok::<(), box_protocol::Invalid>(())
         /// ```
         #[derive(Debug, Clone, Default, PartialEq, Serialize)]
