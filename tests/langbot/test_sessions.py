@@ -163,7 +163,7 @@ async def test_other_callers_are_subject_to_the_policy(own_server, context, tmp_
             return await client.execute(spec(host_path=str(tmp_path / name), **request), action_context=context)
 
     stranger = own_server(token="")
-    with pytest.raises(errors.BoxValidationError, match="no allowed_host_mount_roots"):
+    with pytest.raises(errors.BoxValidationError, match="allowed_host_mount_roots is empty"):
         await execute(stranger, "secret")
     async with connected(websocket(stranger)) as client:
         assert (await client.execute(spec(), action_context=context)).ok
