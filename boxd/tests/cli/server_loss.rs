@@ -91,8 +91,10 @@ fn a_command_is_resumed_after_an_orderly_restart_of_its_server() {
     };
     let mut server = keep(tempfile::tempdir().unwrap());
     server.ok(&["run", "--name", "b", "true"]);
-    // The command writes all the time, also while the server ends.
-    let text = "echo first; while ! read -t 0.01 line; do echo -n .; done; echo got $line; exit 7";
+    // The command writes all the time, also while the server ends. It polls with `-t 0`: a timed
+    // read that ends between two bytes loses the first of them.
+    let text = "echo first; while ! read -t 0; do echo -n .; sleep 0.01; done; \
+                read line; echo got $line; exit 7";
     let (mut child, mut out) = start(&server, &format!("exec bash -c '{text}'"));
     server.signal(rustix::process::Signal::TERM);
     assert!(server.child.wait().unwrap().success());
