@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::path::PathBuf;
 
 use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, DEFAULT_HOME, NetworkPolicy};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, DEFAULT_HOME, Env, NetworkPolicy};
 use box_rpc::Connection;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -272,6 +273,35 @@ pub struct Difference {
     pub as_ordinary_user: &'static str,
 }
 
+/// An unpacked image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ImageRoot {
+    /// The root directory, without symbolic links in the path.
+    ///
+    /// It must not change while a box uses it.
+    pub path: PathBuf,
+    /// The digest of the image, if it is known. Callers see it.
+    pub digest: Option<String>,
+    /// The user of its configuration: `NAME`, `UID`, `NAME:GROUP` or `UID:GID`; empty for root.
+    ///
+    /// Without one, boxes run as the user `box`, which the image need not contain.
+    pub user: Option<String>,
+    /// The environment of its configuration. The backend ignores it.
+    pub env: Env,
+    /// The working directory of its configuration. The backend ignores it.
+    pub workdir: Option<String>,
+}
+
+impl ImageRoot {
+    /// An image without a configuration.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            ..Self::default()
+        }
+    }
+}
+
 /// The request to create a box.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -283,12 +313,26 @@ pub struct StartRequest<'a> {
     pub id: Uuid,
     /// The requested properties of the box. The backend ignores `cmd` and `env`.
     pub spec: &'a BoxSpec,
+    /// The image of the spec, if the runtime has resolved it.
+    ///
+    /// Otherwise the backend resolves the name in the spec.
+    pub image: Option<&'a ImageRoot>,
 }
 
 impl<'a> StartRequest<'a> {
     /// A request for a box with this internal id and this spec.
     pub fn new(id: Uuid, spec: &'a BoxSpec) -> Self {
-        Self { id, spec }
+        Self {
+            id,
+            spec,
+            image: None,
+        }
+    }
+
+    /// Returns this request with a resolved image.
+    pub fn with_image(mut self, image: Option<&'a ImageRoot>) -> Self {
+        self.image = image;
+        self
     }
 
     /// Returns whether the spec lists this feature as best effort.

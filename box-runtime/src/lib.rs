@@ -67,8 +67,8 @@ mod stats;
 mod watch;
 
 pub use backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Difference, Facts, Feature, Reach,
-    Readable, StartRequest, StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Difference, Facts, Feature,
+    ImageRoot, Reach, Readable, StartRequest, StartedBox,
 };
 pub use box_rpc::Caller;
 pub use call_order::OrderTicket;

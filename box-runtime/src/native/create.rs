@@ -100,10 +100,10 @@ impl NativeBackend {
         let has_network = plan.network == box_sys::Network::Egress;
         let degraded = (wants_network && !has_network).then(|| "network".to_owned());
         let facts = Facts {
+            image_resolved: request.image.and_then(|image| image.digest.clone()),
             rootfs: Some(rootfs.into()),
             missing,
             degraded: degraded.into_iter().collect(),
-            ..Facts::default()
         };
         let started = StartedBox::new(request.id.simple().to_string(), connection);
         Ok(started.with_facts(facts).with_shm(shm))

@@ -44,7 +44,7 @@ pub(super) fn build(
 ) -> Result<(SandboxPlan, Vec<HostMount>, &'static str), BoxError> {
     let spec = request.spec;
     let (name, home) = request.guest();
-    let (root, rootfs) = root(spec, config)?;
+    let (root, rootfs) = root(request, config)?;
     let (mut mounts, mut host_mounts) = (Vec::new(), Vec::new());
     if let Some(host_path) = spec
         .host_path
@@ -117,7 +117,14 @@ fn hostname(name: Option<&str>) -> String {
     }
 }
 
-fn root(spec: &BoxSpec, config: &NativeConfig) -> Result<(Root, &'static str), BoxError> {
+fn root(
+    request: &StartRequest<'_>,
+    config: &NativeConfig,
+) -> Result<(Root, &'static str), BoxError> {
+    if let Some(image) = request.image {
+        return Ok((Root::Directory(image.path.clone()), "image"));
+    }
+    let spec = request.spec;
     let image = spec
         .image
         .as_ref()
