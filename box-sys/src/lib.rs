@@ -15,7 +15,8 @@
 //! 6. `network/`: the network of a box and its egress sockets.
 //! 7. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: kernel
 //!    features, one module each.
-//! 8. `walk.rs`: walks a directory that guests write to.
+//! 8. `walk.rs`: walks a directory that guests write to. `limited_reader.rs`: reads an archive of a
+//!    guest.
 //! 9. `wire.rs`: messages between client and fork server; `raw/`: system calls; `error.rs`.
 //!
 //! # A program that creates boxes
@@ -29,6 +30,7 @@ mod error;
 mod identity;
 mod init;
 mod landlock;
+mod limited_reader;
 mod mounts;
 mod network;
 mod peer;
@@ -50,6 +52,7 @@ pub use init::{
     ChildExit, Command, GuestThread, Init, Moment, OuterNamespaces, SpawnPlan, Stdio,
     release_memory,
 };
+pub use limited_reader::{ENTRY_NAMES_BYTES, LimitedReader};
 pub use network::{
     EgressCookies, EgressSockets, FIRST_MARK, OWN_V4, OWN_V6, QueuedSyn, SynQueue, Verdict,
     socket_mark,

@@ -9,11 +9,12 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 
 use box_protocol::BoxError;
 use box_protocol::actions::{FileTreeResult, FileUnpackParams};
+use box_sys::{ENTRY_NAMES_BYTES, LimitedReader};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
@@ -24,9 +25,6 @@ use super::pack::Tally;
 use super::stat::MODE_BITS;
 use super::temp_file::{TempFile, temp_name};
 use super::upload::{Outcome, PieceResult};
-
-/// Maximum bytes of an entry's names, attributes and headers.
-const EXTRA_BYTES: u64 = 64 << 10;
 
 /// `file.unpack`.
 pub(super) fn unpack(
@@ -94,33 +92,6 @@ fn extract_all(
     Ok(total)
 }
 
-/// An archive with a limit on the bytes read to find the next entry.
-///
-/// Names and attributes are held in memory.
-struct LimitedArchive<'a> {
-    archive: &'a mut File,
-    room: &'a Cell<u64>,
-}
-
-impl Read for LimitedArchive<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let room = usize::try_from(self.room.get()).unwrap_or(usize::MAX);
-        if room == 0 {
-            return Err(io::Error::other("a name or attribute is too long"));
-        }
-        let max = buffer.len().min(room);
-        let read = self.archive.read(&mut buffer[..max])?;
-        self.room.set(self.room.get() - read as u64);
-        Ok(read)
-    }
-}
-
-impl Seek for LimitedArchive<'_> {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.archive.seek(to)
-    }
-}
-
 /// Visits every entry after checking it against the rules and limits.
 ///
 /// Returns the totals.
@@ -129,11 +100,14 @@ fn for_each_entry(
     archive: &mut File,
     mut tally: Tally,
     path: &str,
-    mut visit: impl FnMut(EntryInfo, &mut Entry<'_, LimitedArchive<'_>>) -> Result<(), BoxError>,
+    mut visit: impl FnMut(
+        EntryInfo,
+        &mut Entry<'_, LimitedReader<'_, &mut File>>,
+    ) -> Result<(), BoxError>,
 ) -> Result<FileTreeResult, BoxError> {
     archive.rewind().with_path(path)?;
-    let room = &Cell::new(EXTRA_BYTES);
-    let mut archive = Archive::new(LimitedArchive { archive, room });
+    let room = &Cell::new(ENTRY_NAMES_BYTES);
+    let mut archive = Archive::new(LimitedReader::new(archive, room));
     for entry in archive.entries_with_seek().with_path(path)? {
         step.cancel.check()?;
         let mut entry = entry.with_path(path)?;
@@ -146,7 +120,7 @@ fn for_each_entry(
         })?;
         room.set(u64::MAX);
         visit(info, &mut entry)?;
-        room.set(EXTRA_BYTES);
+        room.set(ENTRY_NAMES_BYTES);
     }
     Ok(tally.total)
 }
@@ -371,7 +345,7 @@ mod tests {
         header.set_size(1 << 40);
         header.set_cksum();
         let mut archive = tempfile::tempfile().unwrap();
-        io::Write::write_all(&mut archive, header.as_bytes()).unwrap();
+        std::io::Write::write_all(&mut archive, header.as_bytes()).unwrap();
         archive.set_len(1 << 41).unwrap();
         let (refused, _) = extracted(&mut archive, TreeCaps::default());
         let refused = refused.unwrap_err();

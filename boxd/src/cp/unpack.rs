@@ -3,6 +3,7 @@
 //! The guest chooses the archive, and may change the directory meanwhile. So everything is created by descriptor and follows no
 //! link, and a link in the place of a copied file is replaced. Files get only permission bits.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -10,8 +11,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use box_sys::{ENTRY_NAMES_BYTES, LimitedReader};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use tar::{Archive, EntryType};
+use tar::{Archive, Entry, EntryType};
 
 use super::PERMISSION_BITS;
 use super::local::{DirEntry, reopen};
@@ -20,37 +22,13 @@ use super::temp_file::TempFile;
 /// Unpacks an archive into a directory.
 pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
     let mut modes = BTreeMap::new();
-    for entry in Archive::new(archive).entries()? {
+    let allowance = &Cell::new(ENTRY_NAMES_BYTES);
+    let mut archive = Archive::new(LimitedReader::new(archive, allowance));
+    for entry in archive.entries()? {
         let mut entry = entry?;
-        let path = relative_path(&entry.path()?)?;
-        let Some(name) = path.file_name() else {
-            continue;
-        };
-        let display = || path.display().to_string();
-        let mode = entry.header().mode()? & PERMISSION_BITS;
-        let above = path.parent().unwrap_or(Path::new(""));
-        let target = DirEntry {
-            directory: directory(root, above).with_context(display)?,
-            name: name.to_owned(),
-        };
-        match entry.header().entry_type() {
-            EntryType::Directory => {
-                target.make_directory().with_context(display)?;
-                modes.insert(path.clone(), mode);
-            }
-            EntryType::Regular | EntryType::Continuous => {
-                let mut temp_file = TempFile::new(&target, mode).with_context(display)?;
-                io::copy(&mut entry, &mut temp_file.file).with_context(display)?;
-                temp_file.persist(&target).with_context(display)?;
-            }
-            EntryType::Symlink => {
-                let link = entry
-                    .link_name_bytes()
-                    .context("symbolic link without a target")?;
-                target.make_link(&link).with_context(display)?;
-            }
-            _ => bail!("{}: unsupported file type", path.display()),
-        }
+        allowance.set(u64::MAX);
+        unpack_entry(&mut entry, root, &mut modes)?;
+        allowance.set(ENTRY_NAMES_BYTES);
     }
     // Set modes last, because a read-only directory cannot be filled.
     for (path, mode) in modes.iter().rev() {
@@ -59,6 +37,44 @@ pub(super) fn unpack(archive: impl Read, root: &OwnedFd) -> Result<()> {
         };
         rustix::fs::fchmod(&directory, Mode::from_raw_mode(*mode))
             .with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Creates the file, directory or link of an entry.
+fn unpack_entry(
+    entry: &mut Entry<'_, impl Read>,
+    root: &OwnedFd,
+    modes: &mut BTreeMap<PathBuf, u32>,
+) -> Result<()> {
+    let path = relative_path(&entry.path()?)?;
+    let Some(name) = path.file_name() else {
+        return Ok(());
+    };
+    let display = || path.display().to_string();
+    let mode = entry.header().mode()? & PERMISSION_BITS;
+    let above = path.parent().unwrap_or(Path::new(""));
+    let target = DirEntry {
+        directory: directory(root, above).with_context(display)?,
+        name: name.to_owned(),
+    };
+    match entry.header().entry_type() {
+        EntryType::Directory => {
+            target.make_directory().with_context(display)?;
+            modes.insert(path.clone(), mode);
+        }
+        EntryType::Regular | EntryType::Continuous => {
+            let mut temp_file = TempFile::new(&target, mode).with_context(display)?;
+            io::copy(entry, &mut temp_file.file).with_context(display)?;
+            temp_file.persist(&target).with_context(display)?;
+        }
+        EntryType::Symlink => {
+            let link = entry
+                .link_name_bytes()
+                .context("symbolic link without a target")?;
+            target.make_link(&link).with_context(display)?;
+        }
+        _ => bail!("{}: unsupported file type", path.display()),
     }
     Ok(())
 }
