@@ -264,21 +264,22 @@ impl OutputView {
     }
 
     fn text(&mut self, stream: StreamName, at: UnixMs, text: String) -> Option<CommandChunk> {
-        let (skip, keep, mut position) = self.position(stream, at, text.len())?;
+        let (skip, _, mut position) = self.position(stream, at, text.len())?;
         // Never splits a character. A character that does not fit comes with the next read.
         let begin = (skip..text.len()).find(|at| text.is_char_boundary(*at))?;
-        let end = (begin..=skip + keep)
-            .rev()
-            .find(|at| text.is_char_boundary(*at));
-        let Some(end) = end.filter(|end| *end > begin) else {
-            self.wanted = self.wanted.map(|_| 0);
-            return None;
-        };
         let moved = (begin - skip) as u64;
         position.offset += moved;
         position.pos += moved;
         *self.next.of_mut(stream) = position.offset;
         self.next_pos = position.pos;
+        // The rest of a character before the start does not count as output.
+        let wanted = self.wanted.and_then(|wanted| usize::try_from(wanted).ok());
+        let limit = begin.saturating_add(wanted.unwrap_or(usize::MAX));
+        let end = text.floor_char_boundary(limit);
+        if end == begin {
+            self.wanted = Some(0);
+            return None;
+        }
         self.advance_reader(stream, end - begin);
         if end < text.len() {
             self.wanted = Some(0);

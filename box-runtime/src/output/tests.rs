@@ -115,6 +115,28 @@ fn lost_output_is_reported_as_a_gap() {
 }
 
 #[test]
+fn a_start_inside_a_character_takes_nothing_from_the_wanted_bytes() {
+    let from = ReadFrom::Offsets(PerStream {
+        stdout: 1,
+        stderr: 0,
+    });
+    let read = |pieces: &[&[u8]]| {
+        let mut output_view = OutputView::new(View::Text, from, Some(3), None);
+        let (mut text, mut offset) = (String::new(), 0);
+        for piece in pieces {
+            for (_, _, data) in converted(&mut output_view, bytes(Stdout, offset, piece)) {
+                text.push_str(&data);
+            }
+            offset += piece.len() as u64;
+        }
+        (text, output_view.end(ReadWhy::Bytes).next.stdout)
+    };
+    let whole = "éaéb".as_bytes();
+    assert_eq!(read(&[whole]), ("aé".to_owned(), 5));
+    assert_eq!(read(&[&whole[..2], &whole[2..]]), ("aé".to_owned(), 5));
+}
+
+#[test]
 fn the_text_view_counts_text_bytes_and_never_splits_a_character() {
     // Three invalid bytes came before, which the text view counts as nine bytes.
     let from = ReadFrom::Offsets(PerStream {
