@@ -42,7 +42,7 @@ where
     W: AsyncWrite + Unpin,
 {
     let accepted = loop {
-        match read_request(read_buffer.buffered(), policy) {
+        match read_request(head_of(read_buffer.buffered()), policy) {
             Ok(Some((key, size))) => {
                 read_buffer.consume(size);
                 break Ok(key);
@@ -80,6 +80,12 @@ where
             Err(Error::new(ErrorKind::PermissionDenied, rejection).into())
         }
     }
+}
+
+/// Returns the bytes that may be part of the head.
+/// The limit applies to a head that arrives at once as well as to one that arrives in pieces.
+fn head_of(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.len().min(HEAD_LIMIT)]
 }
 
 /// Returns the key to answer with and the length of the head.
@@ -180,7 +186,7 @@ where
     write_buffer.buffer().extend_from_slice(request.as_bytes());
     write_buffer.flush().await?;
     loop {
-        if let Some(size) = read_response(read_buffer.buffered(), &accept_key(&key))? {
+        if let Some(size) = read_response(head_of(read_buffer.buffered()), &accept_key(&key))? {
             read_buffer.consume(size);
             read_buffer.message_ended();
             return Ok(());
@@ -206,7 +212,7 @@ fn is_header(name: &str, value: &str) -> bool {
 }
 
 /// Returns the length of the response's head; `None` if it is incomplete.
-fn read_response(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError> {
+pub(crate) fn read_response(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError> {
     let mut headers = [EMPTY_HEADER; HEADERS];
     let mut answer = Response::new(&mut headers);
     let size = match answer.parse(bytes) {
