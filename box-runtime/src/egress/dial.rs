@@ -12,7 +12,7 @@ use box_protocol::{Host, HostName, NetworkPolicy};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -333,15 +333,7 @@ impl Proxy {
         }
         head.push_str("\r\n");
         stream.write_all(head.as_bytes()).await?;
-        let answer = head_of(&mut stream).await?;
-        let mut words = answer.split(|byte| *byte == b' ');
-        let is_http = words
-            .next()
-            .is_some_and(|word| word.starts_with(b"HTTP/1."));
-        let is_good = words
-            .next()
-            .is_some_and(|word| word.starts_with(b"2") && word.len() == 3);
-        if is_http && is_good {
+        if accepts(&head_of(&mut stream).await?) {
             Ok(stream)
         } else {
             Err(io::ErrorKind::ConnectionRefused.into())
@@ -349,8 +341,21 @@ impl Proxy {
     }
 }
 
+/// Returns whether the head of a proxy's answer means a connection.
+pub(crate) fn accepts(head: &[u8]) -> bool {
+    let digit = |byte: &u8| byte.is_ascii_digit();
+    let Some((version, rest)) = head.strip_prefix(b"HTTP/1.").and_then(<[u8]>::split_first) else {
+        return false;
+    };
+    // The text after the status is optional, and so is the space before it.
+    let [b' ', b'2', tens, ones, b' ' | b'\r' | b'\n', ..] = rest else {
+        return false;
+    };
+    [version, tens, ones].into_iter().all(digit)
+}
+
 /// Reads up to and including the empty line, and no further.
-async fn head_of(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+pub(crate) async fn head_of(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() == PROXY_HEAD_BYTES {
