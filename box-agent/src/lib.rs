@@ -30,6 +30,8 @@ mod command;
 mod disk;
 mod exit_queue;
 mod files;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod head_buffer;
 mod input;
 mod log;

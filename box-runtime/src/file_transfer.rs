@@ -276,24 +276,8 @@ async fn forward_chunks<A: Action<Chunk = AgentFileChunk>>(
     let mut number = 0;
     let mut next = lease.with_health_checks(chunks.next()).await?;
     while let Some(chunk) = next {
-        let FileChunk { mut offset, data } = match chunk.map_err(agents_error)? {
-            AgentFileChunk::Inline(chunk) if FileRead::is_within_limit(&chunk) => chunk,
-            AgentFileChunk::Spooled { offset, bytes } if bytes <= FILE_PIECE => {
-                let piece = slot.read_at(number % FILE_PLACES * FILE_PIECE, bytes);
-                let piece = piece.map_err(|_| {
-                    BoxError::unavailable(agent_violation("referred to data outside its slot"))
-                })?;
-                number += 1;
-                let data = piece.into();
-                FileChunk { offset, data }
-            }
-            _ => {
-                return Err(BoxError::unavailable(agent_violation(
-                    "sent a chunk beyond the size limit",
-                )));
-            }
-        };
-        next_offset.advance(offset, data.len())?;
+        let chunk = chunk.map_err(agents_error)?;
+        let FileChunk { mut offset, data } = checked(chunk, slot, &mut number, &mut next_offset)?;
         let mut rest = data.0;
         while !rest.is_empty() {
             let data = Blob(rest.split_to(rest.len().min(MAX_CHUNK_BYTES)));
@@ -307,4 +291,34 @@ async fn forward_chunks<A: Action<Chunk = AgentFileChunk>>(
     }
     drop(to);
     chunks.finish().await.map_err(agents_error)
+}
+
+/// Returns the data of a chunk, if its size and its offset are allowed.
+///
+/// `number` counts the chunks in the slot.
+pub(crate) fn checked(
+    chunk: AgentFileChunk,
+    slot: &ShmSlot,
+    number: &mut u64,
+    next_offset: &mut NextOffset,
+) -> Result<FileChunk, BoxError> {
+    let chunk = match chunk {
+        AgentFileChunk::Inline(chunk) if FileRead::is_within_limit(&chunk) => chunk,
+        AgentFileChunk::Spooled { offset, bytes } if bytes <= FILE_PIECE => {
+            let piece = slot.read_at(*number % FILE_PLACES * FILE_PIECE, bytes);
+            let piece = piece.map_err(|_| {
+                BoxError::unavailable(agent_violation("referred to data outside its slot"))
+            })?;
+            *number += 1;
+            let data = piece.into();
+            FileChunk { offset, data }
+        }
+        _ => {
+            return Err(BoxError::unavailable(agent_violation(
+                "sent a chunk beyond the size limit",
+            )));
+        }
+    };
+    next_offset.advance(chunk.offset, chunk.data.len())?;
+    Ok(chunk)
 }

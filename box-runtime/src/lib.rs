@@ -53,6 +53,8 @@ mod exec;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod file_transfer;
+#[cfg(any(all(test, feature = "native"), feature = "fuzzing"))]
+pub mod fuzzing;
 mod handlers;
 mod health_check;
 #[cfg(feature = "native")]

@@ -34,6 +34,8 @@
 mod bytes;
 pub mod connection_limit;
 mod endpoint;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod line;
 pub mod queue;
 pub mod reconnecting;

@@ -9,11 +9,14 @@ use crate::{
 };
 
 /// Crates with features, in the combinations that a user may choose.
-const FEATURES: [&str; 4] = [
+const FEATURES: [&str; 7] = [
     "--package box-runtime --no-default-features",
     "--package box-runtime --no-default-features --features fake",
     "--package box-protocol --features schema",
     "--package box-rpc --features fuzzing,schema",
+    "--package box-runtime --features fuzzing",
+    "--package box-transports --features fuzzing",
+    "--package box-agent --features fuzzing",
 ];
 
 /// Checks the workspace with its `rust-version`, and each combination of features.

@@ -8,8 +8,8 @@ use crate::{
     command::{self, Workspace},
 };
 
-/// The number of inputs per target in CI.
-pub(crate) const CI_RUNS: &str = "300000";
+/// The number of inputs in CI, for all targets together.
+pub(crate) const CI_RUNS: u64 = 300_000;
 
 /// The compiler flags that libFuzzer needs, as `cargo fuzz` passes them to nightly.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -22,12 +22,74 @@ const SHAPES: [&str; 2] = [
     "gateways/src/langbot/codec/shapes.txt",
 ];
 
-/// Runs the decoder on that many inputs, derived from every message form.
-pub(crate) fn run(workspace: &Workspace, target: &Path, runs: &str) -> Result {
+/// Longest time of one input, in seconds: a longer one is a hang.
+const TIMEOUT: u32 = 120;
+
+/// A program of `fuzz/`.
+struct Target {
+    name: &'static str,
+    /// Its part of the inputs, in percent.
+    share: u64,
+    max_len: u32,
+}
+
+/// Every target. The shares are such that none takes much longer than the others.
+const TARGETS: [Target; 6] = [
+    target("decode", 40, 4096),
+    target("frames", 15, 2048),
+    target("dns", 30, 512),
+    target("agent", 8, 4096),
+    target("http", 6, 32 << 10),
+    target("archives", 1, 16 << 10),
+];
+
+const fn target(name: &'static str, share: u64, max_len: u32) -> Target {
+    Target {
+        name,
+        share,
+        max_len,
+    }
+}
+
+/// Runs every target, on that many inputs in all.
+pub(crate) fn run(workspace: &Workspace, target: &Path, runs: u64) -> Result {
     let folder = target.join("fuzz");
-    let (corpus, seeds) = (folder.join("corpus-decode"), folder.join("seeds-decode"));
-    fs::create_dir_all(&corpus)?;
-    fs::create_dir_all(&seeds)?;
+    write_shapes(workspace, &folder.join("seeds-decode"))?;
+    // With an explicit target, cargo does not apply the flags to build scripts.
+    let host = "x86_64-unknown-linux-gnu";
+    let mut cargo = workspace.cargo("build --quiet --release --manifest-path fuzz/Cargo.toml");
+    cargo.args(["--target", host, "--target-dir"]).arg(&folder);
+    command::status(cargo.env("RUSTFLAGS", COVERAGE))?;
+    let programs = folder.join(host).join("release");
+    for Target {
+        name,
+        share,
+        max_len,
+    } in TARGETS
+    {
+        let runs = (runs * share / 100).max(1);
+        let found = folder.join(format!("corpus-{name}"));
+        fs::create_dir_all(&found)?;
+        let seeds = match name {
+            "decode" => folder.join("seeds-decode"),
+            _ => workspace.root().join("fuzz/corpus").join(name),
+        };
+        let mut fuzz = workspace.program(programs.join(name), "-seed=1 -verbosity=0");
+        fuzz.arg(format!("-runs={runs}"))
+            .arg(format!("-max_len={max_len}"))
+            .arg(format!("-timeout={TIMEOUT}"))
+            .arg(format!("-artifact_prefix={}/{name}-", folder.display()))
+            .arg(&found)
+            .arg(&seeds);
+        command::status(&mut fuzz)?;
+        println!("{name}: {runs} inputs");
+    }
+    Ok(())
+}
+
+/// Writes every message form of the codecs into a file.
+fn write_shapes(workspace: &Workspace, seeds: &Path) -> Result {
+    fs::create_dir_all(seeds)?;
     let mut shapes = String::new();
     for file in SHAPES {
         shapes += &fs::read_to_string(workspace.root().join(file))?;
@@ -36,25 +98,5 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, runs: &str) -> Result {
     for (number, shape) in shapes.enumerate() {
         fs::write(seeds.join(number.to_string()), format!("{{{shape}"))?;
     }
-    // With an explicit target, cargo does not apply the flags to build scripts.
-    let host = "x86_64-unknown-linux-gnu";
-    let mut cargo =
-        workspace.cargo("run --quiet --release --manifest-path fuzz/Cargo.toml --bin decode");
-    cargo
-        .args(["--target", host, "--target-dir"])
-        .arg(&folder)
-        .arg("--");
-    cargo.args([
-        &format!("-runs={runs}"),
-        "-seed=1",
-        "-max_len=4096",
-        "-verbosity=0",
-    ]);
-    cargo
-        .arg(format!("-artifact_prefix={}/", folder.display()))
-        .arg(&corpus)
-        .arg(&seeds);
-    command::status(cargo.env("RUSTFLAGS", COVERAGE))?;
-    println!("decode: {runs} inputs");
     Ok(())
 }

@@ -37,7 +37,7 @@ cargo xtask <command>
   test            everything CI checks, in order; the last line is `N passed, N failed`
   test AREA [S]   tests of one area, of names with S; `test help` lists the areas
   bench [args]    benchmark beside peers; arguments go to the benchmark
-  fuzz [runs]     fuzz each decoder with that many inputs (default: ten million)
+  fuzz [runs]     fuzz the readers of untrusted input with that many inputs (default: ten million)
   release         build the static program, check its size, run the README with it
   readme          run the README's commands and compare its picture
   picture         write docs/terminal.svg, the README's picture, from boxd's output
@@ -69,6 +69,9 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
         ("bench", rest) => bench(&Workspace::find()?, rest),
         ("fuzz", rest) => {
             let runs = rest.first().map_or("10000000", String::as_str);
+            let runs = runs
+                .parse()
+                .map_err(|_| format!("runs: `{runs}` is not a number"))?;
             with_target(|workspace, target| fuzz::run(workspace, target, runs))
         }
         ("release", []) => with_target(release::check),

@@ -14,6 +14,8 @@ mod change;
 mod copy;
 mod error;
 mod file_transfer;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod grep;
 mod guest_info;
 mod guest_root;

@@ -32,7 +32,7 @@
 mod config;
 mod connection;
 mod dial;
-mod dns;
+pub(crate) mod dns;
 mod dns_server;
 mod fake_ips;
 mod policy;
@@ -58,6 +58,8 @@ pub use self::config::{EgressConfig, Proxy};
 use self::connection::{Arrival, Connection};
 pub(crate) use self::dial::Dialler;
 use self::dial::LookupPermits;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::dial::{accepts, head_of};
 pub(crate) use self::fake_ips::FakeIps;
 use self::rate_limit::RateLimit;
 use self::refusals::Refusals;

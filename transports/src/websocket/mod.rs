@@ -43,6 +43,8 @@ use crate::{
 };
 
 pub(crate) use self::frame::fill_random;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::handshake::read_response;
 pub use self::{
     handshake::{UpgradeRefused, accept_key},
     sender::Pinger,
