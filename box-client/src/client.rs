@@ -30,20 +30,20 @@ impl BoxClient {
     /// Calls fail with `unavailable` while the connection is down; commands that are being read
     /// resume.
     pub async fn connect(endpoint: Endpoint, options: ClientOptions) -> Result<Self, ClientError> {
-        let link = Reconnecting::to(endpoint, options.connect, options.link);
-        if link.try_now().await.is_err()
-            && let Err(error) = link.connected_within(options.first_connection).await
+        let connection = Reconnecting::to(endpoint, options.connect, options.reconnect);
+        if connection.try_now().await.is_err()
+            && let Err(error) = connection.connected_within(options.first_connection).await
         {
-            return Err(link
+            return Err(connection
                 .disconnect_reason()
                 .map_or(error.into(), |why| (&*why).into()));
         }
-        Ok(Self::from_link(Arc::new(link)))
+        Ok(Self::from_reconnecting(Arc::new(connection)))
     }
 
-    /// Uses an existing link, which reconnects.
-    pub fn from_link(link: Arc<Reconnecting>) -> Self {
-        let server = Remote::Reconnecting(link);
+    /// Uses an existing connection, which reconnects.
+    pub fn from_reconnecting(connection: Arc<Reconnecting>) -> Self {
+        let server = Remote::Reconnecting(connection);
         Self { server }
     }
 

@@ -15,7 +15,7 @@ pub struct ClientOptions {
     /// Options of each connection: timeout, TLS, headers.
     pub connect: ConnectOptions,
     /// Options of the reconnection and of the `hello` call.
-    pub link: ReconnectOptions,
+    pub reconnect: ReconnectOptions,
     /// How long to retry the first connection, with growing delays; one attempt if zero.
     pub first_connection: Duration,
 }
@@ -28,7 +28,7 @@ impl Default for ClientOptions {
         };
         Self {
             connect: ConnectOptions::default(),
-            link: ReconnectOptions {
+            reconnect: ReconnectOptions {
                 hello: Some(hello),
                 ..ReconnectOptions::default()
             },
@@ -40,7 +40,7 @@ impl Default for ClientOptions {
 impl ClientOptions {
     /// Sets the token for the `hello` call, which a server on a network requires.
     pub fn token(mut self, token: impl Into<String>) -> Self {
-        self.link.hello.get_or_insert_default().token = Some(token.into());
+        self.reconnect.hello.get_or_insert_default().token = Some(token.into());
         self
     }
 

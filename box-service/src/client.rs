@@ -21,10 +21,10 @@ impl From<Peer> for RuntimeClient {
     }
 }
 
-/// Uses a link that reconnects until its owner [closes](Reconnecting::close) it.
+/// Uses a connection that reconnects until its owner [closes](Reconnecting::close) it.
 impl From<&Arc<Reconnecting>> for RuntimeClient {
-    fn from(link: &Arc<Reconnecting>) -> Self {
-        Self(Remote::Reconnecting(Arc::clone(link)))
+    fn from(connection: &Arc<Reconnecting>) -> Self {
+        Self(Remote::Reconnecting(Arc::clone(connection)))
     }
 }
 

@@ -172,7 +172,7 @@ impl Connector for InProcess {
 /// service.
 ///
 /// The remote runtime sees one caller for all calls, because it knows only the token of the connection.
-pub struct EndpointLink {
+pub struct EndpointConnector {
     endpoint: Endpoint,
     connect: ConnectOptions,
     options: ReconnectOptions,
@@ -181,16 +181,16 @@ pub struct EndpointLink {
     disposed: watch::Sender<bool>,
 }
 
-impl fmt::Debug for EndpointLink {
+impl fmt::Debug for EndpointConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndpointLink")
+        f.debug_struct("EndpointConnector")
             .field("endpoint", &self.endpoint)
             .field("state", &self.state)
             .finish_non_exhaustive()
     }
 }
 
-impl EndpointLink {
+impl EndpointConnector {
     /// Creates a connector to this endpoint.
     pub fn new(endpoint: Endpoint, connect: ConnectOptions, options: ReconnectOptions) -> Self {
         Self {
@@ -210,47 +210,47 @@ impl EndpointLink {
         self
     }
 
-    /// Returns the link, and whether this call created it.
-    fn link(&self) -> Result<(Arc<Reconnecting>, bool), BoxError> {
+    /// Returns the connection, and whether this call created it.
+    fn connection(&self) -> Result<(Arc<Reconnecting>, bool), BoxError> {
         let mut state = lock(&self.state);
         match &*state {
             ConnectorState::Disposed => Err(disposed()),
-            ConnectorState::Connected(link) => Ok((Arc::clone(link), false)),
+            ConnectorState::Connected(connection) => Ok((Arc::clone(connection), false)),
             ConnectorState::Idle => {
-                let link = Arc::new(Reconnecting::to(
+                let connection = Arc::new(Reconnecting::to(
                     self.endpoint.clone(),
                     self.connect.clone(),
                     self.options.clone(),
                 ));
-                *state = ConnectorState::Connected(Arc::clone(&link));
-                Ok((link, true))
+                *state = ConnectorState::Connected(Arc::clone(&connection));
+                Ok((connection, true))
             }
         }
     }
 }
 
 #[async_trait]
-impl Connector for EndpointLink {
+impl Connector for EndpointConnector {
     async fn connect(&self, _caller: &Caller) -> Result<RuntimeClient, BoxError> {
         let mut end = self.disposed.subscribe();
-        let (link, new) = self.link()?;
+        let (connection, new) = self.connection()?;
         if new {
             tokio::select! {
-                // The order matters: `dispose` also ends the link, and the caller must see that reason.
+                // The order matters: `dispose` also ends the connection, and the caller must see that reason.
                 biased;
                 _ = end.wait_for(|disposed| *disposed) => return Err(disposed()),
-                connected = link.connected_within(self.first_connection) => { connected?; }
+                connected = connection.connected_within(self.first_connection) => { connected?; }
             }
         }
-        Ok(RuntimeClient::from(&link))
+        Ok(RuntimeClient::from(&connection))
     }
 
     fn dispose(&self) {
         self.disposed.send_replace(true);
-        if let ConnectorState::Connected(link) =
+        if let ConnectorState::Connected(connection) =
             std::mem::replace(&mut *lock(&self.state), ConnectorState::Disposed)
         {
-            link.close();
+            connection.close();
         }
     }
 
@@ -272,12 +272,12 @@ mod tests {
             ("queue:box", false),
         ] {
             let endpoint = endpoint.parse().unwrap();
-            let link = EndpointLink::new(
+            let connection = EndpointConnector::new(
                 endpoint,
                 ConnectOptions::default(),
                 ReconnectOptions::default(),
             );
-            assert_eq!(link.owns_runtime(), started, "{link:?}");
+            assert_eq!(connection.owns_runtime(), started, "{connection:?}");
         }
         assert!(!InProcess::new(Router::empty()).owns_runtime());
         assert!(
@@ -338,18 +338,18 @@ mod tests {
     async fn dispose_cancels_a_pending_connection() {
         let endpoint = "queue:box-service-no-listener".parse().unwrap();
         let options = ReconnectOptions::default();
-        let link = Arc::new(EndpointLink::new(
+        let connection = Arc::new(EndpointConnector::new(
             endpoint,
             ConnectOptions::default(),
             options,
         ));
         let connecting = tokio::spawn({
-            let link = Arc::clone(&link);
-            async move { link.connect(&Caller::Local).await }
+            let connection = Arc::clone(&connection);
+            async move { connection.connect(&Caller::Local).await }
         });
         tokio::task::yield_now().await;
         let before = tokio::time::Instant::now();
-        link.dispose();
+        connection.dispose();
         let error = connecting.await.unwrap().unwrap_err();
         assert_eq!(error.message(), "the connector is disposed");
         assert_eq!(before.elapsed(), Duration::ZERO);

@@ -124,7 +124,7 @@ impl Primitives {
             missing.push("network".into());
         }
         if self.syn_queue == Some(false) {
-            missing.push("network.gate".into());
+            missing.push("network.connect_errors".into());
         }
         if !self.privileged {
             missing.push("two_uids".into());

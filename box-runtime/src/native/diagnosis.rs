@@ -27,13 +27,13 @@ const ALL: [(&str, bool, &str); 20] = [
     ("cgroup.io", false, "without it, disk bandwidth cannot be limited (runtime.disk_read_mb_per_s, runtime.disk_write_mb_per_s)"),
     ("disk.limit", false, "without it, the runtime ends a box that exceeds disk_mb, instead of writes that fail; requires root with loop devices and mke2fs, or project quotas"),
     ("network", false, "without it, boxes have no network access; requires nftables with NAT in the kernel"),
-    ("network.gate", false, "without it, failed connections are reset instead of refused or unreachable; requires nfnetlink_queue"),
+    ("network.connect_errors", false, "without it, failed connections are reset instead of refused or unreachable; requires nfnetlink_queue"),
 ];
 
 /// Features that do not contribute to the protection of a box.
 ///
 /// Boxes with a disk list `disk.limit` themselves.
-const NO_PROTECTION: [&str; 3] = ["network.gate", "cgroup.io", "disk.limit"];
+const NO_PROTECTION: [&str; 3] = ["network.connect_errors", "cgroup.io", "disk.limit"];
 
 /// Returns the features of this machine.
 ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use box_protocol::{BoxError, Code};
 use box_rpc::{Caller, Options};
-use box_service::connector::{EndpointLink, InProcess};
+use box_service::connector::{EndpointConnector, InProcess};
 use box_service::{BoxService, Connector, RuntimeClient, ServiceConfig};
 use box_transports::reconnecting::ReconnectOptions;
 use box_transports::server::Server;
@@ -197,7 +197,7 @@ async fn an_endpoint_connects_and_disconnects() {
     let runtime = ScriptedRuntime::new();
     let endpoint: Endpoint = "queue:box-service-lifecycle".parse().unwrap();
     let link = || {
-        EndpointLink::new(
+        EndpointConnector::new(
             endpoint.clone(),
             ConnectOptions::default(),
             ReconnectOptions::default(),

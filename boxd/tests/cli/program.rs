@@ -34,7 +34,7 @@ const OPTIONAL: [&str; 12] = [
     "cgroup.io",
     "disk.limit",
     "network",
-    "network.gate",
+    "network.connect_errors",
 ];
 
 /// Copies the program to a directory that an ordinary user can read. A build directory may not be.
@@ -138,7 +138,7 @@ fn doctor_reports_primitives_and_profiles_as_json() {
             let mut missing: Vec<&str> = strings(&profile["missing"]);
             let mut expected = absent.clone();
             expected.retain(|name| network || *name != "network");
-            expected.retain(|name| *name != "network.gate");
+            expected.retain(|name| *name != "network.connect_errors");
             // No disk limit is configured.
             expected.retain(|name| *name != "cgroup.io");
             // No profile has a disk.

@@ -477,7 +477,12 @@ fn limits_that_are_not_enforced_are_named_once_and_strict_refuses_them() {
         }
         let strict = run(&["run", "--strict", "--", "echo", "ran"]).unwrap();
         // A box has these primitives only on request.
-        let asked_for = ["network", "network.gate", "cgroup.io", "disk.limit"];
+        let asked_for = [
+            "network",
+            "network.connect_errors",
+            "cgroup.io",
+            "disk.limit",
+        ];
         let lacking = missing.iter().any(|name| !asked_for.contains(name));
         assert_eq!(strict.status.success(), !lacking, "{missing:?} {strict:?}");
         assert_eq!(out(&strict), if lacking { "" } else { "ran\n" });

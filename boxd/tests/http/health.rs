@@ -94,11 +94,14 @@ async fn metrics_count_boxes_connections_and_requests() {
         ("boxd_connections_limit ", 1024.0),
         ("boxd_http_websockets ", 1.0),
         (
-            r#"boxd_http_requests_total{door="healthz",status="200"}"#,
+            r#"boxd_http_requests_total{route="healthz",status="200"}"#,
             2.0,
         ),
-        (r#"boxd_http_requests_total{door="none",status="404"}"#, 1.0),
-        (r#"boxd_http_requests_total{door="rpc",status="101"}"#, 1.0),
+        (
+            r#"boxd_http_requests_total{route="none",status="404"}"#,
+            1.0,
+        ),
+        (r#"boxd_http_requests_total{route="rpc",status="101"}"#, 1.0),
     ] {
         assert!(
             (value(name) - expected).abs() < 0.5,

@@ -35,13 +35,13 @@ fn wrong(number: usize) -> String {
 fn ten_thousand_wrong_tokens_are_refused_over_http() {
     let server = Setup::new().with_tokens().start();
     let mut client = server.client();
-    let doors = [
+    let routes = [
         ("/rpc/ws", "X-LangBot-Box-Control-Token"),
         ("/boxes/b/port/80/", "X-Api-Key"),
     ];
     for number in 0..WRONG {
         let token = wrong(number);
-        let (path, own) = doors[number % doors.len()];
+        let (path, own) = routes[number % routes.len()];
         let (name, value) = if number % 2 == 0 {
             bearer(&token)
         } else {

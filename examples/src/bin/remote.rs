@@ -27,11 +27,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// The other machine: listens, prints its address, and cuts every connection on request, as a network does.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn serve() -> Result<(), Box<dyn Error>> {
-    let gate = Auth::Tokens(Tokens::new([("host".to_owned(), std::env::var(TOKEN)?)]));
+    let auth = Auth::Tokens(Tokens::new([("host".to_owned(), std::env::var(TOKEN)?)]));
     let endpoint: Endpoint = "tcp://127.0.0.1:0".parse()?;
     let listener = endpoint.listen(&ListenOptions::default()).await?;
     let router = box_examples::runtime()?.router();
-    let server = Server::start(listener, router, move |_| Options::new(gate.clone()));
+    let server = Server::start(listener, router, move |_| Options::new(auth.clone()));
     println!("{}", server.endpoint());
     let cutting = tokio::task::spawn_blocking(move || {
         for word in std::io::stdin().lines() {

@@ -129,7 +129,7 @@ impl ScriptedServer {
             ..ReconnectOptions::default()
         };
         options.session.limits = Limits::in_process();
-        BoxClient::from_link(Arc::new(Reconnecting::with_connector(connector, options)))
+        BoxClient::from_reconnecting(Arc::new(Reconnecting::with_connector(connector, options)))
     }
 
     /// A box of this server.

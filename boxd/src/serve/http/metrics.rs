@@ -62,7 +62,7 @@ pub(super) async fn response(state: &HttpState) -> HttpResponse {
         let status = status.to_string();
         metrics.sample(
             "boxd_http_requests_total",
-            &[("door", route), ("status", &status)],
+            &[("route", route), ("status", &status)],
             count,
         );
     }
@@ -272,9 +272,9 @@ mod tests {
     fn metrics_use_the_prometheus_format() {
         let mut metrics = MetricsText::default();
         metrics.declare("a_total", "counter", "All of it.");
-        metrics.sample("a_total", &[("door", "rpc"), ("status", "101")], 3);
+        metrics.sample("a_total", &[("route", "rpc"), ("status", "101")], 3);
         metrics.single("b", "gauge", "One.", 0.5);
-        let expected = "# HELP a_total All of it.\n# TYPE a_total counter\na_total{door=\"rpc\",status=\"101\"} 3\n\
+        let expected = "# HELP a_total All of it.\n# TYPE a_total counter\na_total{route=\"rpc\",status=\"101\"} 3\n\
                         # HELP b One.\n# TYPE b gauge\nb 0.5\n";
         assert_eq!(metrics.0, expected);
     }
