@@ -63,8 +63,10 @@
 //! 5. [`ShellHandle`] (`shell`): one request at a time in a shell, which is replaced once if it is lost.
 //! 6. [`Files`] (`files`), [`PortStream`] (`port`): files and network connections.
 //! 7. [`Execution`] (`execution`): a run as messages, also from OpenSandbox's event stream.
-//! 8. [`ClientError`] (`error`): errors of the client.
+//! 8. `catalog`: items that outlive boxes, such as volumes and templates.
+//! 9. [`ClientError`] (`error`): errors of the client.
 
+mod catalog;
 mod chunk;
 mod client;
 mod command;
@@ -79,8 +81,10 @@ mod shell;
 mod unread;
 
 pub use box_protocol::actions::{
-    BoxListParams, FilePart, FileStatInfo, Language, ReadWhy, StreamName, View,
+    BoxListParams, CatalogListParams, CatalogPutParams, CatalogUpdateParams, FilePart,
+    FileStatInfo, Language, ReadWhy, StreamName, View,
 };
+pub use box_protocol::catalog::{CatalogItem, CatalogKind};
 pub use box_protocol::{
     BoxError, Code, Exit, ExitWhy, Network, NetworkPolicy, NetworkRule, SpecDraft,
 };

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 pub use box_rpc::{Code, Fault, RpcError as BoxError};
 
+use crate::catalog::CatalogKind;
+
 /// Machine-readable details of an error. Every member is optional, and readers ignore unknown ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -38,6 +40,9 @@ pub struct Detail {
     /// The requested value in a conflict. Never a host path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked: Option<String>,
+    /// Number of boxes and items that use the object, if that is the reason of a conflict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_by: Option<u64>,
     /// Why the box of the call has ended. A client should not repeat the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
@@ -151,9 +156,31 @@ pub enum Subject {
     Disk,
     /// Whether a location is usable at all.
     Readiness,
+    /// An image.
+    Image,
+    /// A volume.
+    Volume,
+    /// A template.
+    Template,
+    /// A snapshot.
+    Snapshot,
+    /// A pool.
+    Pool,
     /// A subject newer than this build.
     #[serde(other)]
     Other,
+}
+
+impl From<CatalogKind> for Subject {
+    fn from(kind: CatalogKind) -> Self {
+        match kind {
+            CatalogKind::Image => Self::Image,
+            CatalogKind::Volume => Self::Volume,
+            CatalogKind::Template => Self::Template,
+            CatalogKind::Snapshot => Self::Snapshot,
+            CatalogKind::Pool => Self::Pool,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -130,7 +130,7 @@ macro_rules! ids {
 ids! {
     /// Identifies a box. Called `box_id` on every wire.
     BoxId, "box_id";
-    /// The name of a box or catalog item, which its owner can change.
+    /// The name of a box or item of the catalogue, which its owner can change.
     Name, "name";
     /// Identifies a command within its box.
     CommandId, "command_id";
@@ -140,8 +140,10 @@ ids! {
     ConnId, "conn_id";
     /// Identifies an upload in pieces within its box.
     UploadId, "upload_id";
-    /// Identifies an item of the catalog.
+    /// Identifies an item of the catalogue.
     ItemId, "id";
+    /// Refers to an item of the catalogue by its id, its name or one of its tags.
+    ItemRef, "item";
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! 2. [`actions`]: every action by noun, with its preconditions, parameters and result.
 //!    A runtime calls `agent.*` on the agent inside a box.
 //! 3. [`error`]: the error codes and their details.
-//! 4. [`catalog`]: volumes, templates and pools, as seed 004 specifies them. No action uses them yet.
+//! 4. [`catalog`]: items that outlive boxes, such as volumes and templates.
 //!
 //! # Nouns
 //!
@@ -20,6 +20,7 @@
 //! | command | [`CommandId`] | its box | `command.start`, `shell.run`, `box.exec` | its exit; the record is kept for a time |
 //! | shell | [`ShellId`] | its box | `shell.create` | `shell.delete`, its idle limit, its box |
 //! | file | absolute path | its box | any process of the box, `file.*` | any process of the box, `file.*` |
+//! | item | [`ItemId`], and a [`Name`] that the owner can change | server | `catalog.put` | `catalog.delete` |
 //! | port | number; an open connection has a [`ConnId`] | its box | `port.open` | either side |
 //!
 //! # Validation
@@ -49,7 +50,7 @@ mod time;
 pub use blob::{Blob, MAX_CHUNK_BYTES};
 pub use env::{DEFAULT_HOME, Env, default_path};
 pub use error::{BoxError, Code};
-pub use ids::{BoxId, CommandId, ConnId, ItemId, MAX_ID_BYTES, Name, ShellId, UploadId};
+pub use ids::{BoxId, CommandId, ConnId, ItemId, ItemRef, MAX_ID_BYTES, Name, ShellId, UploadId};
 pub use invalid::Invalid;
 pub use invisible::is_invisible;
 pub use model::*;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use box_catalog::Catalog;
+
 use crate::backend::Backend;
 
 /// The configuration of a runtime. An error names a limit by its field.
@@ -51,6 +53,10 @@ pub struct RuntimeConfig {
     ///
     /// With `None` the runtime keeps the reasons in memory only.
     pub ends_file: Option<PathBuf>,
+    /// The store of items that outlive boxes.
+    ///
+    /// With `None` the runtime has no items.
+    pub catalog: Option<Arc<Catalog>>,
 }
 
 impl RuntimeConfig {
@@ -70,6 +76,7 @@ impl RuntimeConfig {
             shutdown_within: Duration::from_secs(15),
             agent_heartbeat: Some(Duration::from_secs(15)),
             ends_file: None,
+            catalog: None,
         }
     }
 

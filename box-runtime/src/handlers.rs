@@ -7,13 +7,17 @@ use box_protocol::actions::{
     BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
     BoxDeleteResult, BoxEvents, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult,
     BoxList, BoxListParams, BoxListResult, BoxStats, BoxTransition, BoxTransitionParams,
-    BoxTransitionResult, BoxUpdate, BoxUpdateParams, CommandAttach, CommandGet, CommandInput,
-    CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep, FileList,
-    FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack,
-    FileWatch, FileWrite, PortOpen, PortSend, ShellCreate, ShellDelete, ShellList, ShellRun,
-    SystemConfigure, SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
-    SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
+    BoxTransitionResult, BoxUpdate, BoxUpdateParams, CatalogDelete, CatalogDeleteParams,
+    CatalogDeleteResult, CatalogGet, CatalogGetParams, CatalogList, CatalogListParams,
+    CatalogListResult, CatalogPut, CatalogPutParams, CatalogUpdate, CatalogUpdateParams,
+    CommandAttach, CommandGet, CommandInput, CommandKill, CommandList, CommandStart,
+    FileAttributes, FileFind, FileGrep, FileList, FileMkdir, FileMove, FilePack, FileRead,
+    FileRemove, FileReplace, FileStat, FileUnpack, FileWatch, FileWrite, PortOpen, PortSend,
+    ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure, SystemConfigureParams,
+    SystemConfigureResult, SystemHealth, SystemShutdown, SystemShutdownParams,
+    SystemShutdownResult, SystemStatus, SystemStatusResult,
 };
+use box_protocol::catalog::CatalogItem;
 use box_protocol::{BoxError, BoxExecutionResult, BoxInfo};
 use box_rpc::{Action, Call, Empty, Handle, Router, contract};
 use futures::future::Either;
@@ -34,6 +38,7 @@ contract! {
         CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
         ShellCreate, ShellRun, ShellList, ShellDelete,
         PortOpen, PortSend,
+        CatalogPut, CatalogGet, CatalogList, CatalogUpdate, CatalogDelete,
 }
 
 impl BoxRuntime {
@@ -118,6 +123,11 @@ plain! {
     BoxUpdate: update(BoxUpdateParams) -> BoxInfo;
     BoxTransition: transition(BoxTransitionParams) -> BoxTransitionResult;
     BoxDelete: delete(BoxDeleteParams) -> BoxDeleteResult;
+    CatalogPut: put_item(CatalogPutParams) -> CatalogItem;
+    CatalogGet: item(CatalogGetParams) -> CatalogItem;
+    CatalogList: list_items(CatalogListParams) -> CatalogListResult;
+    CatalogUpdate: update_item(CatalogUpdateParams) -> CatalogItem;
+    CatalogDelete: delete_item(CatalogDeleteParams) -> CatalogDeleteResult;
 }
 
 impl Handle<BoxExec> for BoxRuntime {

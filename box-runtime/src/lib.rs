@@ -18,12 +18,13 @@
 //!    `call_order.rs` keeps calls to one object in order, `health_check.rs` detects an agent that
 //!    does not answer. `file_transfer.rs` and `shm.rs`: data in shared memory.
 //! 6. `events.rs`, `audit.rs`, `stats.rs`, `ended_boxes.rs`: reports about boxes and commands.
-//! 7. [`backend`]: the interface that creates boxes. A [`Backend`] returns a connection to a box's
+//! 7. `catalog/`: items that outlive boxes, and their uses.
+//! 8. [`backend`]: the interface that creates boxes. A [`Backend`] returns a connection to a box's
 //!    agent and never runs a command. `backend_choice.rs` chooses the backend. `adoption.rs` adopts
 //!    the boxes of an earlier process.
-//! 8. [`native`]: boxes that need only the kernel of this machine, behind the feature `native`.
+//! 9. [`native`]: boxes that need only the kernel of this machine, behind the feature `native`.
 //!    [`egress`]: outgoing connections of a box with a network.
-//! 9. [`fake`]: a scripted backend, behind the feature `fake`.
+//! 10. [`fake`]: a scripted backend, behind the feature `fake`.
 //!
 //! # Guarantees
 //!
@@ -41,6 +42,7 @@ mod backend_choice;
 mod box_actor;
 mod call_order;
 mod caller;
+mod catalog;
 mod commands;
 mod config;
 mod data_plane;

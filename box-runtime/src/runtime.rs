@@ -20,6 +20,7 @@ use crate::backend_choice::BackendSelector;
 use crate::box_actor::entry::BoxEntry;
 use crate::box_actor::{Create, Delete, Mount, Request, Shared, Transition};
 use crate::call_order::CallOrders;
+use crate::catalog::Items;
 use crate::config::RuntimeConfig;
 use crate::ended_boxes::EndedBoxes;
 use crate::events::Events;
@@ -72,6 +73,7 @@ impl BoxRuntime {
             ended_boxes: EndedBoxes::new(config.ends_file.clone()),
             empty_router: Router::empty(),
             orders: CallOrders::default(),
+            items: Items::new(config.catalog.clone()),
             config,
         });
         let actor = Registry::new(Arc::clone(&shared), mailbox, registry.downgrade(), exit);

@@ -60,7 +60,8 @@ serve! {
         ShellCreate, ShellList, ShellDelete,
         FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove,
         FileMkdir, FileAttributes, FileUnpack,
-        PortSend;
+        PortSend,
+        CatalogPut, CatalogGet, CatalogList, CatalogUpdate, CatalogDelete;
     streamed:
         BoxStats, BoxEvents, CommandAttach, FileRead, FileWatch, FilePack, PortOpen;
 }

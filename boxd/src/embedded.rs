@@ -1,11 +1,14 @@
 //! A runtime and its policy layer in this process, for `run`, `stdio` and `serve`.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use box_catalog::Catalog;
 use box_client::{BoxClient, ClientOptions, Endpoint};
+use box_protocol::BoxError;
 use box_rpc::{Caller, Options};
 use box_runtime::{Backend, BoxRuntime, RuntimeConfig};
 use box_service::connector::InProcess;
@@ -40,7 +43,7 @@ impl EmbeddedServer {
     /// Starts a runtime. With a state directory, its boxes outlive this process.
     pub(crate) fn start(
         config: &Config,
-        state: Option<&std::path::Path>,
+        state: Option<&Path>,
         policy: ServiceConfig,
     ) -> Result<Self> {
         let section = &config.runtime;
@@ -54,6 +57,7 @@ impl EmbeddedServer {
         runtime.start_timeout = Duration::from_secs(section.start_timeout_sec);
         runtime.stop_timeout = Duration::from_secs(section.stop_timeout_sec);
         runtime.ends_file = state.map(|state| state.join("ends"));
+        runtime.catalog = state.map(open_catalog).transpose()?;
         let runtime = BoxRuntime::start(runtime);
         let calls = config.server.calls_per_token;
         let connector = InProcess::new(runtime.router()).calls_per_caller(calls);
@@ -82,4 +86,14 @@ impl EmbeddedServer {
         let client = BoxClient::connect(endpoint, ClientOptions::default()).await?;
         Ok((client, server))
     }
+}
+
+/// Opens the catalogue of a state directory.
+fn open_catalog(state: &Path) -> Result<Arc<Catalog>> {
+    let opened = Catalog::open(&state.join("catalog"), box_catalog::Limits::default());
+    let catalog = opened.map_err(BoxError::from).with_context(|| {
+        let state = state.display();
+        format!("state directory {state} (--state-dir)")
+    })?;
+    Ok(Arc::new(catalog))
 }

@@ -17,6 +17,7 @@ const AREAS: &[Area] = &[
     ("rpc", &["-p box-rpc", "-p box-tests --test rpc"]),
     ("transports", &["-p box-transports"]),
     ("protocol", &["-p box-protocol --all-features"]),
+    ("catalog", &["-p box-catalog"]),
     ("client", &["-p box-client", "-p box-tests --test client"]),
     (IMAGE, &["-p box-image"]),
     ("sys", &["-p box-sys"]),

@@ -15,6 +15,7 @@ mod agent_files;
 mod agent_output;
 mod agent_start;
 mod boxes;
+mod catalog;
 mod commands;
 mod file_search;
 mod files;
@@ -30,6 +31,7 @@ pub use agent_files::*;
 pub use agent_output::*;
 pub use agent_start::*;
 pub use boxes::*;
+pub use catalog::*;
 pub use commands::*;
 pub use file_search::*;
 pub use files::*;
@@ -76,7 +78,7 @@ macro_rules! actions {
 pub(crate) use actions;
 
 /// Whether a member has its default value and can be left out of the message.
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
@@ -101,7 +103,8 @@ names! {
     ShellCreate ShellRun ShellList ShellDelete
     FileRead FileWrite FileStat FileList FileFind FileGrep FileReplace FileMove FileRemove FileMkdir
     FileAttributes FileWatch FilePack FileUnpack
-    PortOpen PortSend PortShare;
+    PortOpen PortSend PortShare
+    CatalogPut CatalogGet CatalogList CatalogUpdate CatalogDelete;
 
     /// The actions that a runtime calls on the agent in a box.
     AGENT_ACTIONS, AGENT_SCHEMAS:

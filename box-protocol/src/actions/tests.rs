@@ -46,7 +46,7 @@ fn accepts<A: Action>(params: Value) {
 #[test]
 fn the_contract_is_closed() {
     // The list does not include `hello`.
-    assert_eq!(ALL_ACTIONS.len(), 40);
+    assert_eq!(ALL_ACTIONS.len(), 45);
     let names: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).collect();
     assert_eq!(names.len(), ALL_ACTIONS.len() + AGENT_ACTIONS.len());
     for name in names {
@@ -97,6 +97,12 @@ fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     accepts::<PortOpen>(json!({"box_id": s, "port": 80}));
     accepts::<PortSend>(json!({"box_id": s, "conn_id": "c"}));
     accepts::<PortShare>(json!({"box_id": s, "port": 80, "for_ms": 1000}));
+    accepts::<CatalogPut>(json!({"name": "v", "content": {"volume": {"size_mb": 64}}}));
+    accepts::<CatalogGet>(json!({"kind": "volume", "item": "v"}));
+    accepts::<CatalogList>(json!({"kind": "template", "limit": 5, "state": ["ready"]}));
+    accepts::<CatalogUpdate>(json!({"kind": "volume", "item": "v", "labels": {"a": null},
+        "content": {"volume": {"size_mb": 64, "shared": true}}}));
+    accepts::<CatalogDelete>(json!({"kind": "volume", "item": "v"}));
     accepts::<AgentStart>(
         json!({"command_id": "c", "program": {"argv": ["ls"]}, "env": {}, "cwd": "/"}),
     );

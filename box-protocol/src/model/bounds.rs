@@ -91,7 +91,7 @@ pub(super) fn check_main(main: &Main) -> Result<(), Invalid> {
     Ok(())
 }
 
-pub(super) fn few(field: &'static str, entries: usize, most: usize) -> Result<(), Invalid> {
+pub(crate) fn few(field: &'static str, entries: usize, most: usize) -> Result<(), Invalid> {
     if entries > most {
         return Err(Invalid::new(
             field,

@@ -20,9 +20,11 @@ mod parts;
 mod profile;
 mod rules;
 mod spec;
+mod template;
 mod world;
 
 pub use adjusted::Adjusted;
+pub(crate) use bounds::few;
 pub use bounds::{
     MAX_ARGUMENTS, MAX_ENTRIES, MAX_LABEL_BYTES, MAX_LABELS, MAX_MOUNTS, MAX_TEXT_BYTES,
     MAX_WORD_BYTES, check_labels, check_mounts,

@@ -46,6 +46,7 @@ use crate::backend_choice::BackendSelector;
 use crate::box_actor::agent_access::box_ended;
 use crate::box_actor::entry::BoxEntry;
 use crate::call_order::CallOrders;
+use crate::catalog::Items;
 use crate::config::RuntimeConfig;
 use crate::ended_boxes::EndedBoxes;
 use crate::events::Events;
@@ -71,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) empty_router: Router,
     /// Order of calls that name the same object.
     pub(crate) orders: CallOrders,
+    /// Items that outlive boxes.
+    pub(crate) items: Items,
 }
 
 /// What an actor begins with.
@@ -452,6 +455,7 @@ mod tests {
             ended_boxes: EndedBoxes::new(None),
             empty_router: Router::empty(),
             orders: CallOrders::default(),
+            items: Items::default(),
             config,
         });
         let spec = SpecDraft::new("s").build().unwrap();

@@ -8,6 +8,7 @@ mod fixture;
 mod agent_access;
 mod backend_selection;
 mod boxes;
+mod catalog;
 mod concurrency;
 mod contract;
 mod delete;

@@ -1,0 +1,323 @@
+//! The store of the catalogue: items on disk, exact after a crash at any point.
+//!
+//! It knows items and their owners, and nothing of boxes. Every method blocks for the time of its
+//! disk access.
+//!
+//! # Layout
+//! ```text
+//! lock            locked by the process that uses the store
+//! KIND/ID.json    the record of one item
+//! KIND/ID.new     a record that is being written; the next opening removes it
+//! ```
+//!
+//! # Guarantees
+//! * A method that changes an item returns after the change is on disk: it writes a new file, syncs
+//!   it, renames it and syncs the directory. A crash leaves the old record or the new one.
+//! * Opening removes items in the state `building`, because the process that made them has ended.
+//! * A damaged record is an error of that item alone, and no method removes or replaces it unasked.
+//!
+//! # Reading order
+//! 1. This file: [`Catalog`] and its changes.
+//! 2. `index.rs`: the items in memory, found by id, name and tag.
+//! 3. `record.rs`: one file of the store. `error.rs`: [`Error`].
+
+mod error;
+mod index;
+mod record;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+use box_protocol::catalog::{CatalogItem, CatalogKind, ItemContent, ItemState, check_tags};
+use box_protocol::{ItemId, ItemRef, Labels, Name, UnixMs, check_labels};
+
+pub use error::{Error, Result};
+use index::Index;
+pub use index::{Filter, Page, Viewer};
+use record::{Folder, Loaded};
+
+/// Limits of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Maximum number of items of one kind that one owner may have.
+    pub items_per_owner: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            items_per_owner: 1000,
+        }
+    }
+}
+
+/// The properties of a new item.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewItem {
+    /// The caller that it belongs to.
+    pub owner: String,
+    /// Its name.
+    pub name: Name,
+    /// Its tags, which move here from other items of the owner.
+    pub tags: Vec<Name>,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its state.
+    pub state: ItemState,
+    /// The properties of its kind.
+    pub content: ItemContent,
+}
+
+/// An open store. Only one process can have it open.
+#[derive(Debug)]
+pub struct Catalog {
+    folder: Folder,
+    limits: Limits,
+    index: RwLock<Index>,
+    /// Held during a change.
+    writer: Mutex<Writer>,
+    swept: Vec<(CatalogKind, ItemId)>,
+    _lock: File,
+}
+
+#[derive(Debug)]
+struct Writer {
+    /// Number of the last record written. It decides between two records with the same tag.
+    revision: u64,
+}
+
+impl Catalog {
+    /// Opens a store, creates it if it is missing, and removes unfinished items.
+    pub fn open(path: &Path, limits: Limits) -> Result<Self> {
+        let folder = Folder::new(PathBuf::from(path));
+        let lock = folder.lock()?;
+        let (mut index, mut revision, mut swept) = (Index::default(), 0, Vec::new());
+        let mut found = Vec::new();
+        for kind in CatalogKind::ALL {
+            for loaded in folder.load(kind)? {
+                match loaded {
+                    Loaded::Item(item, of) => found.push((of, *item)),
+                    Loaded::Damaged(id) => index.add_damaged(kind, id),
+                }
+            }
+        }
+        // The newest record wins a tag that a crash left on two items.
+        found.sort_by_key(|(of, _)| *of);
+        let mut tagged = Vec::new();
+        for (of, item) in found {
+            revision = revision.max(of);
+            let (kind, id) = (item.kind(), item.id.clone());
+            if item.state == ItemState::Building {
+                folder.remove(kind, &id)?;
+                swept.push((kind, id));
+            } else if index.is_free(&item) {
+                if !item.tags.is_empty() {
+                    tagged.push((of, kind, id, item.tags.len()));
+                }
+                index.insert(item);
+            } else {
+                index.add_damaged(kind, id);
+            }
+        }
+        // The records of the others lose it, also if the newest record is deleted later.
+        for (of, kind, id, tags) in tagged {
+            if let Ok(Some(item)) = index.get(kind, &id)
+                && item.tags.len() != tags
+            {
+                folder.store(item, of)?;
+            }
+        }
+        Ok(Self {
+            folder,
+            limits,
+            index: RwLock::new(index),
+            writer: Mutex::new(Writer { revision }),
+            swept,
+            _lock: lock,
+        })
+    }
+
+    /// Returns the unfinished items that the opening removed.
+    pub fn swept(&self) -> &[(CatalogKind, ItemId)] {
+        &self.swept
+    }
+
+    /// Returns the ids of items of a kind whose records are damaged.
+    pub fn damaged(&self, kind: CatalogKind) -> Vec<ItemId> {
+        self.read().damaged(kind).cloned().collect()
+    }
+
+    /// Returns the ids of all items of a kind, also of damaged ones.
+    pub fn ids(&self, kind: CatalogKind) -> BTreeSet<ItemId> {
+        self.read().ids(kind)
+    }
+
+    /// Returns all items of a kind.
+    pub fn all(&self, kind: CatalogKind) -> Vec<CatalogItem> {
+        self.read().all(kind).cloned().collect()
+    }
+
+    /// Returns the item with this id.
+    pub fn get(&self, kind: CatalogKind, id: &ItemId) -> Result<CatalogItem> {
+        let index = self.read();
+        let found = index.get(kind, id)?;
+        found
+            .cloned()
+            .ok_or_else(|| Error::not_found(kind, id.as_str()))
+    }
+
+    /// Finds an item that a viewer refers to by id, name or tag.
+    pub fn find(
+        &self,
+        viewer: Viewer<'_>,
+        kind: CatalogKind,
+        item: &ItemRef,
+    ) -> Result<CatalogItem> {
+        let index = self.read();
+        let found = index.find(viewer, kind, item.as_str())?;
+        found
+            .cloned()
+            .ok_or_else(|| Error::not_found(kind, item.as_str()))
+    }
+
+    /// Lists the items that a viewer can see, sorted by id.
+    pub fn list(&self, viewer: Viewer<'_>, filter: &Filter) -> Page {
+        self.read().list(viewer, filter)
+    }
+
+    /// Adds an item.
+    pub fn insert(&self, new: NewItem) -> Result<CatalogItem> {
+        check_labels(&new.labels)?;
+        check_tags(&new.tags)?;
+        let now = UnixMs::now();
+        let item = CatalogItem {
+            id: ItemId::fresh(),
+            name: new.name,
+            tags: distinct(new.tags),
+            owner: new.owner,
+            labels: new.labels,
+            state: new.state,
+            reason: None,
+            created_at: now,
+            updated_at: now,
+            size_bytes: None,
+            used_by: 0,
+            content: new.content,
+        };
+        let mut writer = self.writer();
+        let kind = item.kind();
+        {
+            let index = self.read();
+            let max = self.limits.items_per_owner;
+            if index.count(kind, &item.owner) >= max {
+                return Err(Error::TooMany { kind, max });
+            }
+            index.check_names(&item)?;
+        }
+        self.write(&mut writer, item)
+    }
+
+    /// Changes an item. Nothing changes if `change` fails.
+    ///
+    /// `change` must not touch the id, the owner and the kind. Tags that it adds leave other items.
+    pub fn update(
+        &self,
+        kind: CatalogKind,
+        id: &ItemId,
+        change: impl FnOnce(&mut CatalogItem) -> Result<()>,
+    ) -> Result<CatalogItem> {
+        let mut writer = self.writer();
+        let item = self.changed(kind, id, change)?;
+        self.write(&mut writer, item)
+    }
+
+    /// Returns an item as a change would make it, without the change.
+    pub fn preview(
+        &self,
+        kind: CatalogKind,
+        id: &ItemId,
+        change: impl FnOnce(&mut CatalogItem) -> Result<()>,
+    ) -> Result<CatalogItem> {
+        let _writer = self.writer();
+        self.changed(kind, id, change)
+    }
+
+    fn changed(
+        &self,
+        kind: CatalogKind,
+        id: &ItemId,
+        change: impl FnOnce(&mut CatalogItem) -> Result<()>,
+    ) -> Result<CatalogItem> {
+        let before = self.get(kind, id)?;
+        let mut item = before.clone();
+        change(&mut item)?;
+        item.id = before.id;
+        item.owner = before.owner;
+        item.tags = distinct(std::mem::take(&mut item.tags));
+        item.updated_at = UnixMs::now().max(before.updated_at);
+        check_labels(&item.labels)?;
+        check_tags(&item.tags)?;
+        if item.kind() != kind {
+            let rule = format!("must stay {kind}");
+            return Err(box_protocol::Invalid::new("content", rule).into());
+        }
+        self.read().check_names(&item)?;
+        Ok(item)
+    }
+
+    /// Removes an item, also one whose record is damaged.
+    pub fn remove(&self, kind: CatalogKind, id: &ItemId) -> Result<()> {
+        let _writer = self.writer();
+        let known = self.read().ids(kind).contains(id);
+        if !known {
+            return Err(Error::not_found(kind, id.as_str()));
+        }
+        self.folder.remove(kind, id)?;
+        self.change_index(|index| index.remove(kind, id));
+        Ok(())
+    }
+
+    /// Writes an item and takes its tags from other items.
+    fn write(&self, writer: &mut Writer, item: CatalogItem) -> Result<CatalogItem> {
+        writer.revision += 1;
+        self.folder.store(&item, writer.revision)?;
+        // A crash from here on leaves a tag on two records, and the newer one wins.
+        let losers = self.read().others_with_tags(&item);
+        self.change_index(|index| index.insert(item.clone()));
+        for mut loser in losers {
+            loser.tags.retain(|tag| !item.tags.contains(tag));
+            // Lower than that of the item that has the tag now.
+            self.folder.store(&loser, writer.revision - 1)?;
+            self.change_index(|index| index.insert(loser));
+        }
+        Ok(item)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Index> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change_index(&self, change: impl FnOnce(&mut Index)) {
+        change(&mut self.index.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes repeated tags.
+fn distinct(tags: Vec<Name>) -> Vec<Name> {
+    let mut kept: Vec<Name> = Vec::with_capacity(tags.len());
+    for tag in tags {
+        if !kept.contains(&tag) {
+            kept.push(tag);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests;
