@@ -3,7 +3,9 @@
 use anyhow::{Result, bail, ensure};
 use box_client::{BoxClient, BoxHandle, ClientError, SpecDraft};
 use box_protocol::actions::{BoxUpdate, BoxUpdateParams, EarlierBox};
-use box_protocol::{BoxState, DefaultsChange, LifetimeChange, Name, UnixMs, first_conflict};
+use box_protocol::{
+    BoxState, DefaultsChange, HOST_IMAGE, LifetimeChange, Name, UnixMs, first_conflict,
+};
 use box_service::ServiceConfig;
 
 use crate::args::{BoxOptions, Cli};
@@ -36,7 +38,8 @@ pub(crate) async fn in_temporary_box<T>(
     let (mut config, _) = config::load(file, config::variables()?, Vec::new())?;
     config.network.allow(&options.allow);
     // An explicit image must exist.
-    config.images.strict |= options.image.is_some();
+    let image = options.image.as_deref();
+    config.images.strict |= image.is_some_and(|image| image != HOST_IMAGE);
     let embedded = EmbeddedServer::start(&config, None, policy(&config, options))?;
     let (client, _server) = embedded.client().await?;
     run_and_delete(&client, options, spec, work).await
@@ -141,7 +144,7 @@ async fn run_and_delete<T>(
 /// A server may use its own system directories for an unknown image, and a machine may be unable to enforce a limit.
 async fn check_features(created: &BoxHandle, options: &BoxOptions) -> Result<()> {
     let info = created.info().await?;
-    if let Some(image) = &options.image {
+    if let Some(image) = options.image.as_ref().filter(|image| *image != HOST_IMAGE) {
         ensure!(
             info.rootfs.as_deref() != Some("host"),
             "--image: the server has no image {image}; add it to images.roots"

@@ -38,5 +38,5 @@ pub use mount::{ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
 pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
 pub use parts::{Defaults, Guest, Labels, Lifetime, Main, OnIdle};
 pub use profile::{BoxProfile, Lockable};
-pub use spec::{BoxSpec, DEFAULT_MOUNT_PATH, Network, SpecDraft};
+pub use spec::{BoxSpec, DEFAULT_MOUNT_PATH, HOST_IMAGE, Network, SpecDraft};
 pub use world::World;

@@ -18,6 +18,9 @@ use crate::paths;
 /// Where the workspace is mounted if the spec does not set it.
 pub const DEFAULT_MOUNT_PATH: &str = "/workspace";
 
+/// Name of the default image: the system directories of the machine.
+pub const HOST_IMAGE: &str = "host";
+
 /// Whether a box has network access.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -139,7 +142,7 @@ macro_rules! declare {
                     box_id: box_id.map_err(serde::de::Error::custom)?,
                     $($name: or_default!(draft.$name, $default),)*
                 };
-                spec.fill_workdir();
+                spec.fill_in();
                 Ok(spec)
             }
         }
@@ -156,7 +159,7 @@ macro_rules! declare {
                         or_default!(asked.transpose()?.flatten(), $default)
                     },)*
                 };
-                spec.fill_workdir();
+                spec.fill_in();
                 if spec.mounts_host_path() && !paths::is_under(&spec.workdir, &spec.mount_path) {
                     let rule = "must stay under mount_path when host_path is provided";
                     return Err(Invalid::new("workdir", rule));
@@ -281,7 +284,11 @@ impl BoxSpec {
         serde_json::from_value::<SpecDraft>(value)?.build()
     }
 
-    fn fill_workdir(&mut self) {
+    /// Completes fields that depend on others, and removes a value that means the default.
+    fn fill_in(&mut self) {
+        if self.image.as_deref() == Some(HOST_IMAGE) {
+            self.image = None;
+        }
         if self.workdir.is_empty() {
             self.workdir.clone_from(&self.mount_path);
         }
