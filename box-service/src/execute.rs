@@ -4,7 +4,7 @@ use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxCreateResult, BoxExecParams, BoxUpdate, BoxUpdateParams,
     IfExists, OnTimeout, SystemHealth,
 };
-use box_protocol::{BoxError, BoxInfo, Invalid, Lockable, SpecDraft, check_mounts};
+use box_protocol::{BoxError, BoxInfo, Invalid, SpecDraft, check_mounts};
 use box_rpc::{Call, Caller, Empty};
 use serde_json::{Map, Value};
 
@@ -14,9 +14,6 @@ use crate::policy::{self, Decision, Policy, PolicyInputs};
 use crate::service::{BoxService, Rules, blocking};
 use crate::session_id::Query;
 use crate::status::ToolResult;
-
-/// Default image of a tool's box, if neither caller nor profile names one.
-const TOOL_IMAGE: &str = "python:3.11-slim";
 
 /// Parameters of the `exec` tool beside its command, named as in a spec.
 const TOOL_PARAMETERS: [&str; 3] = ["workdir", "timeout_sec", "env"];
@@ -78,7 +75,7 @@ impl BoxService {
             .await
     }
 
-    /// Fills in the query's session id and the tool's image if the draft has none.
+    /// Fills in the query's session id if the draft has none.
     fn fill_defaults(&self, mut draft: SpecDraft, query: &Query) -> Result<SpecDraft, BoxError> {
         let rules = self.rules();
         let requested = draft.box_id.as_deref().map(str::trim);
@@ -86,10 +83,6 @@ impl BoxService {
             let id = rules.template.session_id(query);
             let missing = || Invalid::new("session_id", "must not be empty");
             draft.box_id = Some(id.ok_or_else(missing)?);
-        }
-        let profile = &rules.policy.profile;
-        if profile.image.is_none() && !profile.locks(Lockable::Image) {
-            draft.image.get_or_insert_with(|| TOOL_IMAGE.to_owned());
         }
         Ok(draft)
     }
