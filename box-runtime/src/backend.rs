@@ -433,4 +433,7 @@ pub struct Facts {
     pub missing: Vec<String>,
     /// Best-effort requests that the backend could not fulfil.
     pub degraded: Vec<String>,
+    /// The user of the image, if the box runs as that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_user: Option<box_protocol::Guest>,
 }

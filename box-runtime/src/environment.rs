@@ -5,7 +5,7 @@ use box_protocol::{BoxError, BoxId, BoxSpec, Code, Defaults, Env, Invalid, defau
 use box_rpc::Peer;
 use futures::StreamExt as _;
 
-use crate::backend::guest_of;
+use crate::backend::{Facts, guest_of};
 use crate::box_actor::agents_error;
 
 /// Maximum size of an environment file.
@@ -15,8 +15,11 @@ const FILE_BYTES: u64 = 64 << 10;
 ///
 /// It contains nothing of the runtime's environment. The system directories are read-only, so
 /// `pip install` and `npm install -g` install into Python's default user directory.
-pub(crate) fn box_environment(spec: &BoxSpec) -> Result<Env, Invalid> {
-    let (user, home) = guest_of(spec);
+pub(crate) fn box_environment(spec: &BoxSpec, facts: &Facts) -> Result<Env, Invalid> {
+    let (user, home) = match &facts.image_user {
+        Some(user) => (user.name.as_str(), user.home.as_str()),
+        None => guest_of(spec),
+    };
     let prefix = format!("{}/.local", home.trim_end_matches('/'));
     let path = default_path(home);
     let mut env = Env::new();

@@ -39,8 +39,13 @@ pub(crate) fn resolv_conf() -> String {
 
 /// The guest's line in `/etc/passwd`.
 pub(crate) fn passwd_line(guest: &Guest) -> String {
-    let Guest { name, home, id } = guest;
-    format!("{name}:x:{id}:{id}::{}:/bin/sh\n", home.display())
+    let Guest {
+        name,
+        home,
+        id,
+        group,
+    } = guest;
+    format!("{name}:x:{id}:{group}::{}:/bin/sh\n", home.display())
 }
 
 /// Content of `/etc/group`, with a name for every command mark.
@@ -49,7 +54,7 @@ pub(crate) fn passwd_line(guest: &Guest) -> String {
 fn group(guest: &Guest) -> String {
     let mut text = format!(
         "root:x:0:\n{}:x:{}:\nnogroup:x:65534:\n",
-        guest.name, guest.id
+        guest.name, guest.group
     );
     for mark in MARKS {
         // Writing to a string cannot fail.

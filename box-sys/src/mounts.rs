@@ -17,21 +17,38 @@ pub(crate) type Attr = u64;
 /// Creates a detached file system of this type.
 pub(crate) fn new_fs(kind: &str, options: &[(&str, &str)], attr: Attr) -> io::Result<OwnedFd> {
     let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    finish_fs(&fs, options, attr)
+}
+
+fn finish_fs(fs: &OwnedFd, options: &[(&str, &str)], attr: Attr) -> io::Result<OwnedFd> {
     for (key, value) in options {
         if value.is_empty() {
-            rustix::mount::fsconfig_set_flag(&fs, *key)?;
+            rustix::mount::fsconfig_set_flag(fs, *key)?;
         } else {
-            rustix::mount::fsconfig_set_string(&fs, *key, *value)?;
+            rustix::mount::fsconfig_set_string(fs, *key, *value)?;
         }
     }
-    rustix::mount::fsconfig_create(&fs)?;
+    rustix::mount::fsconfig_create(fs)?;
     #[expect(clippy::cast_possible_truncation, reason = "the four bits used fit")]
     let attr = MountAttrFlags::from_bits_retain(attr as u32);
     Ok(rustix::mount::fsmount(
-        &fs,
+        fs,
         FsMountFlags::FSMOUNT_CLOEXEC,
         attr,
     )?)
+}
+
+/// Creates an overlay of detached mounts, which the kernel takes by descriptor since 6.15.
+pub(crate) fn overlay_of(
+    lower: &[BorrowedFd<'_>],
+    options: &[(&str, &str)],
+    attr: Attr,
+) -> io::Result<OwnedFd> {
+    let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for layer in lower {
+        rustix::mount::fsconfig_set_fd(&fs, "lowerdir+", layer)?;
+    }
+    finish_fs(&fs, options, attr)
 }
 
 /// Clones the mount at a path, detached. An empty path means `at` itself.
@@ -135,8 +152,12 @@ pub(crate) fn create_file(
 }
 
 /// Changes the owner and group of a file or directory.
-pub(crate) fn chown(dir: impl AsFd, name: impl rustix::path::Arg, id: u32) -> io::Result<()> {
-    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+pub(crate) fn chown(
+    dir: impl AsFd,
+    name: impl rustix::path::Arg,
+    (user, group): (u32, u32),
+) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(group));
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
     Ok(rustix::fs::chownat(dir, name, Some(uid), Some(gid), flags)?)
 }

@@ -8,6 +8,10 @@ use crate::error::{Error, Result};
 
 /// Longest host name that the kernel accepts.
 const HOSTNAME_MAX: usize = 64;
+/// Ids that no guest has: that of init beside a guest with id 0, and the marks of commands.
+pub(crate) const RESERVED_IDS: std::ops::RangeInclusive<u32> = 60_999..=61_999;
+/// Largest id of a guest.
+const GUEST_MAX: u32 = 65_535;
 /// Limit of mounts and of directories in one plan.
 pub const MOUNTS_MAX: usize = 64;
 
@@ -67,8 +71,10 @@ impl Default for SandboxPlan {
 pub enum Root {
     /// The host's system directories, read-only. No other directories of the host.
     Host,
-    /// A host directory with a complete root file system. Box never writes to it.
-    Directory(PathBuf),
+    /// An unpacked image: a host directory with a complete root file system.
+    ///
+    /// Box never writes to it. The directory must not change while a box uses it.
+    Image(PathBuf),
 }
 
 /// Network of a box. Every box has its own network namespace.
@@ -91,8 +97,25 @@ pub struct Guest {
     pub name: String,
     /// Home directory, writable and private to the box.
     pub home: PathBuf,
-    /// User and group id in the box. Never 0, which is the id of init.
+    /// User id in the box.
+    ///
+    /// 0 requires an image. The guest then has no capability either, and init has another id.
     pub id: u32,
+    /// Group id in the box.
+    pub group: u32,
+}
+
+impl Guest {
+    /// Why a guest cannot have this user or group id, if it cannot.
+    pub fn id_problem(id: u32) -> Option<String> {
+        if id > GUEST_MAX {
+            return Some(format!("{id} is above {GUEST_MAX}; use a smaller id"));
+        }
+        let (first, last) = (RESERVED_IDS.start(), RESERVED_IDS.end());
+        RESERVED_IDS
+            .contains(&id)
+            .then(|| format!("{id} is reserved, as all from {first} to {last}; use another id"))
+    }
 }
 
 impl Default for Guest {
@@ -101,6 +124,7 @@ impl Default for Guest {
             name: "box".into(),
             home: "/home/box".into(),
             id: 1000,
+            group: 1000,
         }
     }
 }
@@ -265,11 +289,15 @@ impl SandboxPlan {
         check_name("name", &self.name)?;
         check_name("hostname", &self.hostname)?;
         check_name("guest.name", &self.guest.name)?;
-        if self.guest.id == 0 || self.guest.id > 60_000 {
-            return Err(Error::Invalid(format!(
-                "guest.id: {} is not within 1 and 60000",
-                self.guest.id
-            )));
+        for (field, id) in [("id", self.guest.id), ("group", self.guest.group)] {
+            if let Some(problem) = Guest::id_problem(id) {
+                return Err(Error::Invalid(format!("guest.{field}: {problem}")));
+            }
+        }
+        if self.guest.id == 0 && matches!(self.root, Root::Host) {
+            return Err(Error::Invalid(
+                "guest.id: 0 is for images only; use another id".into(),
+            ));
         }
         if self.mounts.len() > MOUNTS_MAX || self.dirs.len() > MOUNTS_MAX {
             return Err(Error::Invalid(format!(

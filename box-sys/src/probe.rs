@@ -9,6 +9,9 @@ use crate::server::overlays::can_overlay_system;
 use crate::server::template_mounts::Template;
 use crate::{landlock, network, raw, seccomp};
 
+/// What a box lacks if the files of its image belong to no id of the box.
+pub(crate) const IMAGE_OWNERS: &str = "image.owners";
+
 /// Kernel features for boxes on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Primitives {

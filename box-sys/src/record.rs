@@ -33,6 +33,9 @@ pub struct SandboxRecord {
     pub missing: Vec<String>,
     /// User id of the guest.
     pub guest: u32,
+    /// Group id of the guest. `None` in records of older versions: the user id.
+    #[serde(default)]
+    pub group: Option<u32>,
     /// CPU time that the cgroup had counted before this box used it.
     pub cpu_before: Duration,
     /// Cookies of the egress sockets.
@@ -124,6 +127,7 @@ mod tests {
             cgroup: None,
             missing: Vec::new(),
             guest: 1000,
+            group: None,
             cpu_before: Duration::ZERO,
             egress: EgressCookies::default(),
         }

@@ -76,7 +76,7 @@ pub(crate) enum Request {
         sources: usize,
     },
     /// Mount into a running box. The second descriptor is its mount namespace.
-    AddMount { mount: Mount, guest: u32 },
+    AddMount { mount: Mount, guest: (u32, u32) },
     /// The client has dropped its handle of the box with this cgroup. Has no reply.
     Release { cgroup: String },
     /// Reply when the server has cleaned up every ended box.

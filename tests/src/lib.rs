@@ -3,6 +3,7 @@
 //! - [`actions`]: the actions of a test server, and its state.
 //! - [`boxes`]: a runtime with a scripted backend, and the actions to inspect it.
 //! - [`fixture`]: a client and a server connected by any transport, in any dialect.
+//! - [`image`]: a small image made of programs of the host.
 //! - [`machine`]: a runtime with real boxes, as every available user.
 //! - [`process`]: the memory of processes.
 //! - [`raw`]: an end of a connection that sends any text.
@@ -20,6 +21,7 @@
 pub mod actions;
 pub mod boxes;
 pub mod fixture;
+pub mod image;
 pub mod machine;
 pub mod process;
 pub mod raw;

@@ -235,9 +235,10 @@ impl Files {
     ///
     /// The only other user of a box is the agent's.
     pub(crate) fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
+        let guest = &self.guest_root.guest;
         match user {
-            Some(user) if !stat::is_guest(&self.guest_root.guest, user) => {
-                let guest = &self.guest_root.guest.name;
+            Some(user) if !stat::is_guest(guest, guest.id, user) => {
+                let guest = &guest.name;
                 let message = format!("user: not a user of this box; its only user is {guest}");
                 Err(BoxError::denied(message))
             }

@@ -71,8 +71,8 @@ pub(super) fn info(guest: &Guest, path: String, stat: &Stat) -> FileStatInfo {
         kind: kind(stat),
         size: size(stat),
         mode: stat.st_mode & 0o7777,
-        owner: name_of(guest, stat.st_uid),
-        group: name_of(guest, stat.st_gid),
+        owner: name_of(guest, guest.id, stat.st_uid),
+        group: name_of(guest, guest.group, stat.st_gid),
         modified_at: UnixMs(modified(stat)),
         etag: etag(stat),
         target: None,
@@ -113,12 +113,12 @@ pub(super) fn kind(stat: &Stat) -> FileKind {
     }
 }
 
-fn name_of(guest: &Guest, id: u32) -> String {
+fn name_of(guest: &Guest, guest_id: u32, id: u32) -> String {
     match id {
         0 => "root".to_owned(),
         // The kernel shows this id for every id that is not mapped in the box.
         65534 => "nobody".to_owned(),
-        id if id == guest.id => guest.name.clone(),
+        id if id == guest_id => guest.name.clone(),
         id => id.to_string(),
     }
 }
@@ -144,8 +144,9 @@ impl AttributeChange {
                 "mode: only permission bits are allowed, no set-id or sticky bit",
             ));
         }
-        for (field, requested) in [("owner", owner), ("group", group)] {
-            if requested.is_some_and(|requested| !is_guest(&guest_root.guest, requested)) {
+        let guest = &guest_root.guest;
+        for (field, requested, id) in [("owner", owner, guest.id), ("group", group, guest.group)] {
+            if requested.is_some_and(|requested| !is_guest(guest, id, requested)) {
                 return Err(BoxError::denied(format!(
                     "{field}: not a user of this box; only the guest is"
                 )));
@@ -176,20 +177,20 @@ impl AttributeChange {
         if !self.owner && !self.group {
             return Ok(());
         }
-        let id = guest_root.guest.id;
+        let guest = &guest_root.guest;
         rustix::fs::chownat(
             file,
             "",
-            self.owner.then(|| Uid::from_raw(id)),
-            self.group.then(|| Gid::from_raw(id)),
+            self.owner.then(|| Uid::from_raw(guest.id)),
+            self.group.then(|| Gid::from_raw(guest.group)),
             AtFlags::EMPTY_PATH,
         )
     }
 }
 
-/// Whether this name or number is the guest's.
-pub(super) fn is_guest(guest: &Guest, requested: &str) -> bool {
-    requested == guest.name || requested.parse() == Ok(guest.id)
+/// Whether this is the name of the guest, or its user or group id.
+pub(super) fn is_guest(guest: &Guest, id: u32, requested: &str) -> bool {
+    requested == guest.name || requested.parse() == Ok(id)
 }
 
 /// `file.attributes`.

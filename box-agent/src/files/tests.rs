@@ -17,6 +17,7 @@ pub(super) fn files_in(root: &Path) -> Files {
     let uid = rustix::process::geteuid().as_raw();
     let guest = Guest {
         id: uid,
+        group: uid,
         ..Guest::default()
     };
     Files::with_root(root.to_str().unwrap(), guest, None).unwrap()

@@ -122,6 +122,7 @@ mod tests {
         vec![
             ("network", json!("on")),
             ("image", json!("alpine")),
+            ("user", json!("root")),
             ("host_path", json!("/srv")),
             ("host_path_mode", json!("none")),
             ("mount_path", json!("/project")),

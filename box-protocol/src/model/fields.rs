@@ -47,8 +47,13 @@ macro_rules! spec_fields {
         /// Whether the box has network access.
         network: Network = (Network::Off), Any, fixed shown, lockable Network;
 
-        /// The image of the root file system; the system directories of the machine if absent.
+        /// The image of the root file system; if absent `host`, the system directories of the
+        /// machine.
         image: String = None, Word, fixed shown, lockable Image;
+
+        /// The user of the commands on an image: a name or an id of the image, with a group after a
+        /// colon. The user of the image if absent. `root` has no capability.
+        user: String = None, Word, fixed shown;
 
         /// Environment variables of the text.
         env: Env = (Env::new()), Secret(Any);

@@ -396,7 +396,7 @@ impl Instance {
         } = backend.start(StartRequest::new(id, spec)).await?;
         let defaults = self.entry.status().defaults.clone();
         let health = AgentHealthParams {
-            env: Some(box_environment(spec)?),
+            env: Some(box_environment(spec, &facts)?),
             cwd: defaults
                 .and_then(|defaults| defaults.cwd)
                 .or_else(|| Some(spec.mount_path.clone())),

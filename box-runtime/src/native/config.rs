@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::backend::ImageRoot;
 use crate::egress::EgressConfig;
 
 /// Settings of the native backend.
@@ -26,8 +27,8 @@ pub struct NativeConfig {
     /// The next process with the same state directory [adopts](crate::BoxRuntime::adopt) them.
     /// Otherwise they end with this process, even if it is killed.
     pub outlive: bool,
-    /// Root directories by image name.
-    pub images: BTreeMap<String, PathBuf>,
+    /// Images by name.
+    pub images: BTreeMap<String, ImageRoot>,
     /// Whether to refuse unlisted images.
     ///
     /// Otherwise such boxes use the host's system directories.

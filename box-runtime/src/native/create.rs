@@ -27,6 +27,7 @@ use super::artifacts::{self, ArtifactCopies};
 use super::disk::{self, Disk, Storage};
 use super::error::{os_error, sandbox_error};
 use super::live_box::{LiveBox, RecordFlag, artifact_dir};
+use super::plan::BoxPlan;
 use super::quota::{Limited, Quota};
 use super::state::StateDir;
 use super::{NativeBackend, plan, readable, shm};
@@ -47,8 +48,12 @@ impl NativeBackend {
             };
         let storage = Storage::of(request.spec);
         let mut disk = self.disk(storage, state.as_ref()).await?;
-        let (mut plan, host_mounts, rootfs) =
-            plan::build(&request, &self.0.config, &mut copies, disk.scratch.clone())?;
+        let BoxPlan {
+            sandbox: mut plan,
+            host_mounts,
+            rootfs,
+            image_user,
+        } = plan::build(&request, &self.0.config, &mut copies, disk.scratch.clone())?;
         let quota = match request.spec.file_bytes() {
             Some(bytes) => Quota::of(Limited::Workspace, bytes, &host_mounts)
                 .await
@@ -104,6 +109,7 @@ impl NativeBackend {
             rootfs: Some(rootfs.into()),
             missing,
             degraded: degraded.into_iter().collect(),
+            image_user,
         };
         let started = StartedBox::new(request.id.simple().to_string(), connection);
         Ok(started.with_facts(facts).with_shm(shm))

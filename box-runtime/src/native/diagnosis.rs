@@ -64,7 +64,7 @@ pub(super) fn of(found: &Primitives, disk: Option<DiskReport>) -> Diagnosis {
     }
 }
 
-const DIFFERENCES: [Difference; 4] = [
+const DIFFERENCES: [Difference; 5] = [
     Difference {
         what: "user id of the agent",
         as_root: "separate from the guest's",
@@ -74,6 +74,11 @@ const DIFFERENCES: [Difference; 4] = [
         what: "owner of new files in a workspace",
         as_root: "the owner of the workspace, by an id-mapped mount; requires a filesystem that supports it",
         as_ordinary_user: "this user",
+    },
+    Difference {
+        what: "owners of the files of an image",
+        as_root: "those of the image, by an id-mapped mount; requires a filesystem that supports it",
+        as_ordinary_user: "the guest; boxes list image.owners as missing, and chown fails",
     },
     Difference {
         what: "disk of a box (disk_mb)",

@@ -4,6 +4,7 @@
 //! 1. [`NativeConfig`]: every setting.
 //! 2. This file: [`NativeBackend`] and its boxes. `live_box`: the state of one box.
 //! 3. `create`: from a spec to a box with a connected agent. `plan`: the kernel objects of a box.
+//!    `image_user`: the user of an image.
 //! 4. `server`: the fork server. `diagnosis`: the features of this machine.
 //! 5. `quota`: the size limit of a workspace. `disk`: the storage of private files. `artifacts`:
 //!    mounts of content identified by a digest.
@@ -25,6 +26,7 @@ mod create;
 mod diagnosis;
 mod disk;
 mod error;
+mod image_user;
 mod live_box;
 mod plan;
 mod quota;

@@ -9,9 +9,9 @@ use box_sys::{Guest, Limits, Mount, Root, SandboxPlan, Scratch, Source};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::NativeConfig;
 use super::artifacts::ArtifactCopies;
-use crate::backend::StartRequest;
+use super::{NativeConfig, image_user};
+use crate::backend::{ImageRoot, StartRequest};
 
 /// User and group id of the guest inside every box.
 const GUEST: u32 = 1000;
@@ -33,7 +33,19 @@ impl AsRef<Path> for HostMount {
     }
 }
 
-/// Returns the plan of a box, its mounted host paths and its root type.
+/// Plan of a box, with the objects that it refers to.
+#[derive(Debug)]
+pub(super) struct BoxPlan {
+    pub(super) sandbox: SandboxPlan,
+    /// Mounted host paths.
+    pub(super) host_mounts: Vec<HostMount>,
+    /// Source of the system directories.
+    pub(super) rootfs: &'static str,
+    /// User of the image, if the box runs as that.
+    pub(super) image_user: Option<box_protocol::Guest>,
+}
+
+/// Returns the plan of a box.
 ///
 /// Mounts with a digest use their copies.
 pub(super) fn build(
@@ -41,10 +53,10 @@ pub(super) fn build(
     config: &NativeConfig,
     copies: &mut ArtifactCopies,
     scratch: Scratch,
-) -> Result<(SandboxPlan, Vec<HostMount>, &'static str), BoxError> {
+) -> Result<BoxPlan, BoxError> {
     let spec = request.spec;
-    let (name, home) = request.guest();
-    let (root, rootfs) = root(request, config)?;
+    let image = image(request, config)?;
+    let (guest, image_user) = guest(request, image)?;
     let (mut mounts, mut host_mounts) = (Vec::new(), Vec::new());
     if let Some(host_path) = spec
         .host_path
@@ -77,13 +89,9 @@ pub(super) fn build(
     let plan = SandboxPlan {
         name: "box".into(),
         hostname: hostname(spec.name.as_ref().map(Name::as_str)),
-        root,
+        root: image.map_or(Root::Host, |image| Root::Image(image.path.clone())),
         read_only_root: spec.read_only_rootfs,
-        guest: Guest {
-            name: name.to_owned(),
-            home: home.into(),
-            id: GUEST,
-        },
+        guest,
         dirs: dirs(spec),
         mounts,
         limits: Limits {
@@ -102,7 +110,45 @@ pub(super) fn build(
     };
     plan.validate()
         .map_err(|error| super::sandbox_error(&error))?;
-    Ok((plan, host_mounts, rootfs))
+    Ok(BoxPlan {
+        sandbox: plan,
+        host_mounts,
+        rootfs: if image.is_some() { "image" } else { "host" },
+        image_user,
+    })
+}
+
+/// Returns the guest of a box, and the user of its image if the box runs as that.
+fn guest(
+    request: &StartRequest<'_>,
+    image: Option<&ImageRoot>,
+) -> Result<(Guest, Option<box_protocol::Guest>), BoxError> {
+    let spec = request.spec;
+    let (name, home) = request.guest();
+    let plain = Guest {
+        name: name.to_owned(),
+        home: home.into(),
+        id: GUEST,
+        group: GUEST,
+    };
+    let (image, asked) = match (image, &spec.user) {
+        (None, None) => return Ok((plain, None)),
+        (None, Some(_)) => {
+            return Err(Invalid::new("user", "requires an image; omit it").into());
+        }
+        (Some(image), asked) => (image, asked.as_deref()),
+    };
+    // A caller that names the guest describes another user than the image's.
+    let own = image.user.as_deref().filter(|_| spec.guest.is_none());
+    let Some(user) = asked.or(own) else {
+        return Ok((plain, None));
+    };
+    let guest = image_user::resolve(&image.path, user)?;
+    let shown = box_protocol::Guest {
+        name: guest.name.clone(),
+        home: guest.home.to_string_lossy().into_owned(),
+    };
+    Ok((guest, Some(shown)))
 }
 
 /// Returns the host name of a box: its name in valid characters, or the default.
@@ -117,12 +163,13 @@ fn hostname(name: Option<&str>) -> String {
     }
 }
 
-fn root(
-    request: &StartRequest<'_>,
-    config: &NativeConfig,
-) -> Result<(Root, &'static str), BoxError> {
-    if let Some(image) = request.image {
-        return Ok((Root::Directory(image.path.clone()), "image"));
+/// Returns the image of a box, or `None` for the system directories of the machine.
+fn image<'a>(
+    request: &StartRequest<'a>,
+    config: &'a NativeConfig,
+) -> Result<Option<&'a ImageRoot>, BoxError> {
+    if request.image.is_some() {
+        return Ok(request.image);
     }
     let spec = request.spec;
     let image = spec
@@ -130,7 +177,7 @@ fn root(
         .as_ref()
         .and_then(|image| config.images.get(image));
     match image {
-        Some(directory) => Ok((Root::Directory(directory.clone()), "image")),
+        Some(image) => Ok(Some(image)),
         None if config.strict_images => {
             let problem = match spec.image {
                 Some(_) => "image: not one of the configured images",
@@ -138,7 +185,7 @@ fn root(
             };
             Err(BoxError::unsupported(problem).with_detail(&Detail::of_field("image")))
         }
-        None => Ok((Root::Host, "host")),
+        None => Ok(None),
     }
 }
 

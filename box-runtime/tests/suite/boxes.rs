@@ -67,6 +67,7 @@ fn differences() -> Vec<(&'static str, serde_json::Value)> {
     vec![
         ("network", json!("on")),
         ("image", json!("alpine")),
+        ("user", json!("root")),
         ("host_path", json!("/srv")),
         ("host_path_mode", json!("none")),
         ("mount_path", json!("/project")),

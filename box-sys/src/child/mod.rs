@@ -17,9 +17,10 @@ use crate::cgroup::Group;
 use crate::error::{At, Error, Result};
 use crate::init::{Init, OuterNamespaces};
 use crate::network::{self, EgressCookies, Net};
-use crate::plan::{Mount, SandboxPlan};
+use crate::plan::{Guest, Mount, SandboxPlan};
 use crate::raw;
 use crate::server::Server;
+use crate::server::images::Image;
 use crate::server::overlays::Overlays;
 use crate::server::template_mounts::open_ns;
 use crate::wire::{Reply, next_length, receive_message, send_message};
@@ -36,7 +37,9 @@ pub(crate) struct Resources<'a> {
     /// The plan's shape. Only the fields that `same_shape` compares are valid.
     pub(crate) shape: &'a SandboxPlan,
     /// Root directory of an image.
-    pub(crate) lower: Option<OwnedFd>,
+    pub(crate) image: Option<Image>,
+    /// Whether the owners of the image's files are ids of the box.
+    pub(crate) image_mapped: Option<bool>,
     /// File system or directory of the private files, if they are not in memory.
     pub(crate) scratch: Option<OwnedFd>,
     /// Network namespace, if the pool had one.
@@ -269,7 +272,7 @@ fn finish(
 
     raw::setns(resources.user.as_fd(), libc::CLONE_NEWUSER).at("enter the user namespace")?;
     let two_uids = server.template.privileged;
-    become_init(two_uids, plan.guest.id)?;
+    become_init(two_uids, &plan.guest)?;
     let abi = if plan.landlock {
         server.primitives.landlock
     } else {
@@ -284,7 +287,10 @@ fn finish(
     }
     raw::load_filter(&server.closing).at("load the closing seccomp filter")?;
 
-    let missing = server.primitives.missing();
+    let mut missing = server.primitives.missing();
+    if resources.image_mapped == Some(false) {
+        missing.push(crate::probe::IMAGE_OWNERS.into());
+    }
     let ready = Reply::Ready {
         cgroup: resources.group.map(|group| group.name.clone()),
         missing: missing.clone(),
@@ -373,17 +379,24 @@ fn silence_stdio() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Id of init beside a guest with id 0.
+const BESIDE_ROOT: u32 = *crate::plan::RESERVED_IDS.start();
+
 /// Switches to the ids of init.
 ///
-/// With two mapped ids, init is 0: it owns nothing but can become the guest. With one, init is the
-/// guest.
-fn become_init(two_uids: bool, guest: u32) -> Result<()> {
+/// With two mapped ids, init is 0, or another id beside a guest with id 0: it owns nothing but can
+/// become the guest. With one, init is the guest.
+fn become_init(two_uids: bool, guest: &Guest) -> Result<()> {
     use rustix::process::{Gid, Uid};
-    let id = if two_uids { 0 } else { guest };
+    let (user, group) = match (two_uids, guest.id) {
+        (true, 0) => (BESIDE_ROOT, BESIDE_ROOT),
+        (true, _) => (0, 0),
+        (false, _) => (guest.id, guest.group),
+    };
     if two_uids {
         rustix::thread::set_thread_groups(&[]).at("drop supplementary groups")?;
     }
-    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(group));
     rustix::thread::set_thread_res_gid(gid, gid, gid).at("take init's group")?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).at("take init's user")
 }

@@ -22,10 +22,11 @@ use crate::error::{At, Error, Result};
 use crate::identity::{self, passwd_line};
 use crate::mounts::{
     Attr, attach, chown, clone_tree, create_dirs, create_file, create_mount_point, new_fs,
-    open_beneath,
+    open_beneath, overlay_of,
 };
 use crate::plan::{Caps, Guest, Mount, Root, SandboxPlan, Scratch};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
+use crate::server::images::Image;
 use crate::server::overlays::Overlays;
 use crate::server::template_mounts::Template;
 
@@ -49,29 +50,34 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
         .take()
         .map_or_else(|| Overlays::new(template), Ok)?;
     attach(&template_files, open("/o")?).at("attach the template files")?;
-    let root = match resources.lower.take() {
+    let image = resources.image.take();
+    let root = match &image {
         None => host_root(resources, &scratch, &template_files, &system)?,
-        Some(lower) => image_root(resources, &scratch, &lower)?,
+        Some(image) => image_root(resources, &scratch, image)?,
     };
-    let guest = resources.server.ids.guest(resources.shape.guest.id);
     let tree = RootBuilder {
         root,
         scratch,
-        guest,
+        guest: resources.server.ids.of(&resources.shape.guest),
     };
     tree.mount_dev(template, &template_files, &resources.shape.scratch)?;
     tree.mount_proc(template, &template_files)?;
-    tree.mount_private("tmp", Path::new("tmp"), STICKY)?;
-    // Two paths for one directory, so that both share the limit and end with the box.
-    let var = tree.mount_point(Path::new("var"))?;
-    match rustix::fs::symlinkat("../tmp", &var, "tmp") {
-        Err(rustix::io::Errno::EXIST) => {
-            tree.mount_private("var-tmp", Path::new("var/tmp"), STICKY)?;
+    let home = &resources.shape.guest.home;
+    if image.is_some() {
+        // Everything that the guest writes is in the upper directory of the overlay.
+        tree.create_dir(Path::new("tmp"), STICKY)?;
+        if !leads_to_tmp(&tree.root) {
+            tree.create_dir(Path::new("var/tmp"), STICKY)?;
         }
-        other => other.at("create /var/tmp")?,
+        tree.create_dir(home, Mode::from(0o755))?;
+    } else {
+        tree.mount_private("tmp", Path::new("tmp"), STICKY)?;
+        // Two paths for one directory, so that both share the limit and end with the box.
+        let var = tree.mount_point(Path::new("var"))?;
+        rustix::fs::symlinkat("../tmp", &var, "tmp").at("create /var/tmp")?;
+        tree.mount_private("home", home, Mode::from(0o755))?;
+        tree.mount_default_identity(&template_files)?;
     }
-    tree.mount_private("home", &resources.shape.guest.home, Mode::from(0o755))?;
-    tree.mount_default_identity(&template_files)?;
     // The new root covers the old one at the same path. The detach then removes the old one.
     rustix::process::fchdir(&tree.root).at("enter the root")?;
     rustix::process::pivot_root(".", ".").at("pivot the root")?;
@@ -150,37 +156,54 @@ fn template_file(template_files: &OwnedFd, name: &str) -> Result<OwnedFd> {
 
 /// Creates an overlay above an image.
 ///
-/// Writes go to the private tmpfs, never to the image.
-fn image_root(resources: &Resources<'_>, scratch: &OwnedFd, lower: &OwnedFd) -> Result<OwnedFd> {
-    attach(lower, open("/l")?).at("attach the root directory")?;
+/// Writes go to the private files, never to the image.
+fn image_root(resources: &Resources<'_>, scratch: &OwnedFd, image: &Image) -> Result<OwnedFd> {
     for name in ["upper", "work"] {
         create_dir(scratch, name)?;
     }
-    add_guest(&resources.shape.guest, scratch, lower).at("add the guest to the root's users")?;
-    let mut options = vec![
-        ("lowerdir", "/l"),
-        ("upperdir", "/s/upper"),
-        ("workdir", "/s/work"),
-    ];
+    // Root of the box, if it has more than one id.
+    let owner = resources.server.ids.guest(0);
+    chown(scratch, "upper", (owner, owner)).at("give the root to the box")?;
+    add_guest(&resources.shape.guest, scratch, &image.tree, owner)
+        .at("add the guest to the root's users")?;
+    let mut options = vec![("upperdir", "/s/upper"), ("workdir", "/s/work")];
     if !resources.server.template.privileged {
         // The overlay's own attributes need a namespace that ordinary users can write.
         options.push(("userxattr", ""));
     }
-    let root = new_fs("overlay", &options, ATTR_NOSUID | ATTR_NODEV).at("create the overlay")?;
+    if !matches!(resources.shape.scratch, Scratch::Memory(_)) {
+        // The end of the box would otherwise sync the file system of its disk.
+        options.push(("volatile", ""));
+    }
+    let attr = ATTR_NOSUID | ATTR_NODEV;
+    let root = if image.by_descriptor {
+        overlay_of(&[image.tree.as_fd()], &options, attr)
+    } else {
+        attach(&image.tree, open("/l")?).at("attach the root directory")?;
+        options.push(("lowerdir", "/l"));
+        new_fs("overlay", &options, attr)
+    };
+    let root = root.at("create the overlay")?;
     attach(&root, open("/r")?).at("attach the overlay")?;
     Ok(root)
 }
 
 /// Adds the guest to copies of the image's `/etc/passwd` and `/etc/group`.
 ///
-/// The copies go directly to the upper layer. Through the overlay, the kernel could not copy up a
-/// file with an unmapped owner (EACCES).
-fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()> {
+/// An image that knows the id of the guest keeps its files. The copies go directly to the upper
+/// layer. Through the overlay, the kernel could not copy up a file with an unmapped owner (EACCES).
+fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd, owner: u32) -> io::Result<()> {
     let etc = create_dirs(scratch.as_fd(), Path::new("upper/etc"))?;
+    chown(&etc, "", (owner, owner))?;
     create_file(&etc, "resolv.conf", identity::resolv_conf().as_bytes())?;
-    for (name, line) in [
-        ("passwd", passwd_line(guest)),
-        ("group", format!("{}:x:{}:\n", guest.name, guest.id)),
+    chown(&etc, "resolv.conf", (owner, owner))?;
+    for (name, id, line) in [
+        ("passwd", guest.id, passwd_line(guest)),
+        (
+            "group",
+            guest.group,
+            format!("{}:x:{}:\n", guest.name, guest.group),
+        ),
     ] {
         let mut content = match open_beneath(
             lower,
@@ -190,13 +213,25 @@ fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd) -> io::Result<()
             Ok(file) => read_some(file)?,
             Err(_) => Vec::new(),
         };
+        if knows(&content, id) {
+            continue;
+        }
         if !content.is_empty() && !content.ends_with(b"\n") {
             content.push(b'\n');
         }
         content.extend_from_slice(line.as_bytes());
         create_file(&etc, name, &content)?;
+        chown(&etc, name, (owner, owner))?;
     }
     Ok(())
+}
+
+/// Whether a file of users or groups has an id, which is the third field of a line.
+fn knows(content: &[u8], id: u32) -> bool {
+    let id = id.to_string();
+    content
+        .split(|byte| *byte == b'\n')
+        .any(|line| line.split(|byte| *byte == b':').nth(2) == Some(id.as_bytes()))
 }
 
 /// Reads the beginning of an untrusted file.
@@ -210,6 +245,13 @@ fn read_some(file: OwnedFd) -> io::Result<Vec<u8>> {
         )?;
     }
     Ok(content)
+}
+
+/// Whether `/var/tmp` of an image is a link to `/tmp`.
+fn leads_to_tmp(root: &OwnedFd) -> bool {
+    let link = open_beneath(root, "var/tmp", OFlags::PATH | OFlags::NOFOLLOW);
+    let target = link.map(|link| rustix::fs::readlinkat(link, "", Vec::new()));
+    matches!(target, Ok(Ok(target)) if matches!(target.to_bytes(), b"/tmp" | b"../tmp"))
 }
 
 fn create_dir(at: impl AsFd, name: &str) -> Result<()> {
@@ -228,8 +270,8 @@ fn within(path: &Path) -> &Path {
 pub(super) struct RootBuilder {
     root: OwnedFd,
     scratch: OwnedFd,
-    /// User id of the guest in the server's user namespace.
-    guest: u32,
+    /// User and group id of the guest in the server's user namespace.
+    guest: (u32, u32),
 }
 
 impl RootBuilder {
@@ -274,8 +316,18 @@ impl RootBuilder {
     ///
     /// A bind mount onto itself keeps it writable when the root is read-only.
     fn create_guest_dir(&self, path: &Path) -> Result<()> {
+        self.create_dir(path, Mode::from(0o755))
+    }
+
+    /// Creates a writable directory in the root, which is the guest's unless all users share it.
+    fn create_dir(&self, path: &Path, mode: Mode) -> Result<()> {
         let place = self.mount_point(path)?;
-        self.give_to_guest(&place, Mode::from(0o755))?;
+        if mode == STICKY {
+            rustix::fs::chmodat(&place, ".", mode, rustix::fs::AtFlags::empty())
+                .at("set a directory's mode")?;
+        } else {
+            self.give_to_guest(&place, mode)?;
+        }
         let tree = clone_tree(&place, "", false).at("clone a private directory's mount")?;
         attach(tree, place).at("attach a private directory")
     }
@@ -289,7 +341,7 @@ impl RootBuilder {
         raw::set_file_ids(self.guest).at("switch to the guest's file access")?;
         // A guest may control these names, so no link is followed.
         let made = create_dirs(place.as_fd(), rest);
-        raw::set_file_ids(0).at("restore file access")?;
+        raw::set_file_ids((0, 0)).at("restore file access")?;
         made.map(drop).map_err(|_| refused())
     }
 
@@ -413,7 +465,7 @@ impl RootBuilder {
     ///
     /// `add_guest` has changed those of an image.
     fn mount_identity(&self, plan: &SandboxPlan) -> Result<()> {
-        if matches!(plan.root, Root::Directory(_)) || identity::is_default(plan) {
+        if matches!(plan.root, Root::Image(_)) || identity::is_default(plan) {
             return Ok(());
         }
         // Covers the default files.

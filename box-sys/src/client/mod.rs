@@ -172,7 +172,7 @@ impl ForkServer {
         Ok(PendingSandbox {
             near,
             finished: false,
-            guest: plan.guest.id,
+            guest: (plan.guest.id, plan.guest.group),
             cgroups: self.cgroups.clone(),
             server: self.socket.clone(),
         })

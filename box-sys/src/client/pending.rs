@@ -14,7 +14,8 @@ use crate::wire::{Reply, next_length, receive_message};
 pub struct PendingSandbox {
     pub(super) near: OwnedFd,
     pub(super) finished: bool,
-    pub(super) guest: u32,
+    /// User and group id of the guest.
+    pub(super) guest: (u32, u32),
     pub(super) cgroups: Arc<Cgroups>,
     pub(super) server: Arc<OwnedFd>,
 }

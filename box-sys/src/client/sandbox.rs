@@ -23,7 +23,8 @@ pub struct Sandbox {
     pub(super) started: OnceLock<Option<u64>>,
     pub(super) cgroup: Option<String>,
     pub(super) missing: Vec<String>,
-    pub(super) guest: u32,
+    /// User and group id of the guest.
+    pub(super) guest: (u32, u32),
     pub(super) cpu_before: Duration,
     /// Whether the box may be frozen.
     ///
@@ -47,7 +48,8 @@ impl Sandbox {
             mounts: namespace(&self.mounts).ok(),
             cgroup: self.cgroup.clone(),
             missing: self.missing.clone(),
-            guest: self.guest,
+            guest: self.guest.0,
+            group: Some(self.guest.1),
             cpu_before: self.cpu_before,
             egress: self.cookies.clone(),
         }
@@ -78,6 +80,7 @@ impl Sandbox {
             cgroup,
             missing,
             guest,
+            group,
             cpu_before,
             egress: cookies,
         } = record;
@@ -89,7 +92,7 @@ impl Sandbox {
             started: OnceLock::from(started),
             cgroup,
             missing,
-            guest,
+            guest: (guest, group.unwrap_or(guest)),
             cpu_before,
             frozen: AtomicBool::new(true),
             cookies,

@@ -9,8 +9,8 @@ use crate::raw;
 /// Converts a thread of init to the guest's file access.
 #[derive(Debug)]
 pub struct GuestThread {
-    /// User id of the guest, if it differs from that of init.
-    id: Option<u32>,
+    /// User and group id of the guest, if they differ from those of init.
+    ids: Option<(u32, u32)>,
     landlock: Option<OwnedFd>,
 }
 
@@ -20,8 +20,9 @@ impl Init {
     /// Rules that are added later apply to threads that convert later.
     pub fn guest_thread(&self) -> io::Result<GuestThread> {
         let landlock = self.landlock.as_ref();
+        let guest = &self.plan.guest;
         Ok(GuestThread {
-            id: self.two_uids.then_some(self.plan.guest.id),
+            ids: self.two_uids.then_some((guest.id, guest.group)),
             landlock: landlock.map(|fd| raw::duplicate(fd.as_fd())).transpose()?,
         })
     }
@@ -35,8 +36,8 @@ impl GuestThread {
     pub fn enter(&self) -> io::Result<()> {
         // The first additional thread installs handlers of the C library.
         raw::reset_signal_handlers();
-        if let Some(id) = self.id {
-            raw::set_file_ids(id)?;
+        if let Some(ids) = self.ids {
+            raw::set_file_ids(ids)?;
         }
         if let Some(landlock) = &self.landlock {
             raw::landlock_restrict(landlock.as_raw_fd())?;

@@ -22,7 +22,7 @@ use rustix::process::{
 
 use super::spawn::Command;
 
-/// Group ids that mark commands: above all guest ids, within the mapped range.
+/// Group ids that mark commands: no ids of guests, within the mapped range.
 ///
 /// A box can distinguish this many commands at once.
 pub(crate) const MARKS: std::ops::Range<u32> = 61_000..62_000;

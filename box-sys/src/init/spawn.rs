@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
 use super::Init;
 use super::process_tree::{self, Carrier, MARKS};
 use super::start_watchdog::StartWatchdog;
@@ -153,7 +155,11 @@ impl Init {
             terminal,
             rlimits: &rlimits,
             descriptors: descriptors(self.plan.limits.pids),
-            ids: self.two_uids.then_some((self.plan.guest.id, mark)),
+            ids: self.two_uids.then_some(GuestIds {
+                user: self.plan.guest.id,
+                group: self.plan.guest.group,
+                mark,
+            }),
             landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
             filter: &self.guest_filter,
             init_oom_score: self.oom_score.as_raw_fd(),
@@ -191,8 +197,8 @@ struct Start<'a> {
     rlimits: &'a [(u32, u64)],
     /// Hard limit of descriptors.
     descriptors: u64,
-    /// The guest's id and the command's mark, if init has another id.
-    ids: Option<(u32, u32)>,
+    /// The ids of the command, if init has others.
+    ids: Option<GuestIds>,
     landlock: Option<RawFd>,
     filter: &'a [libc::sock_filter],
     /// Open `oom_score_adj` of init.
@@ -201,6 +207,15 @@ struct Start<'a> {
     ///
     /// The initial value remains if the child is killed.
     failed: AtomicI32,
+}
+
+/// Ids of a command.
+#[derive(Debug, Clone, Copy)]
+struct GuestIds {
+    user: u32,
+    group: u32,
+    /// Supplementary group that marks the command.
+    mark: u32,
 }
 
 /// Clones the child and waits until it has called `execve` or exited.
@@ -287,8 +302,8 @@ fn prepare_and_exec(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     for (resource, value) in start.rlimits {
         lower_limit(*resource, *value)?;
     }
-    if let Some((guest, mark)) = start.ids {
-        become_guest(guest, mark)?;
+    if let Some(ids) = start.ids {
+        become_guest(ids)?;
     }
     assert_no_capabilities()?;
     if let Some(landlock) = start.landlock {
@@ -383,13 +398,26 @@ fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
 /// Switches to the guest's ids.
 ///
 /// It uses raw calls, because those of the C library would also change init's other threads.
-fn become_guest(guest: u32, mark: u32) -> io::Result<()> {
+fn become_guest(ids: GuestIds) -> io::Result<()> {
+    let GuestIds { user, group, mark } = ids;
     // SAFETY: reads one group, which outlives the call.
     check(unsafe { libc::syscall(libc::SYS_setgroups, 1, &raw const mark) })?;
     // SAFETY: takes integers.
-    check(unsafe { libc::syscall(libc::SYS_setresgid, guest, guest, guest) })?;
+    check(unsafe { libc::syscall(libc::SYS_setresgid, group, group, group) })?;
     // SAFETY: takes integers. The change from 0 to another id clears every capability.
-    check(unsafe { libc::syscall(libc::SYS_setresuid, guest, guest, guest) })
+    check(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })?;
+    if user == 0 {
+        // The change from another id to 0 clears none. The secure bits keep `execve` from giving
+        // any back.
+        let none = CapabilitySet::empty();
+        let sets = CapabilitySets {
+            effective: none,
+            permitted: none,
+            inheritable: none,
+        };
+        rustix::thread::set_capabilities(None, sets)?;
+    }
+    Ok(())
 }
 
 /// Fails if the process still has a capability.

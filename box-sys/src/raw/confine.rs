@@ -78,17 +78,16 @@ pub(crate) fn landlock_restrict(ruleset: RawFd) -> io::Result<()> {
 /// Sets the user and group id with which this thread accesses files.
 ///
 /// The calls report no errors, so this function reads the ids back.
-pub(crate) fn set_file_ids(id: u32) -> io::Result<()> {
+pub(crate) fn set_file_ids((user_id, group_id): (u32, u32)) -> io::Result<()> {
     // SAFETY: takes an integer. The raw call changes this thread only.
-    unsafe { libc::syscall(libc::SYS_setfsgid, id) };
+    unsafe { libc::syscall(libc::SYS_setfsgid, group_id) };
     // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_setfsuid, id) };
+    unsafe { libc::syscall(libc::SYS_setfsuid, user_id) };
     // SAFETY: an invalid id changes nothing. The call returns the current id.
     let group = unsafe { libc::syscall(libc::SYS_setfsgid, -1) };
     // SAFETY: as above.
     let user = unsafe { libc::syscall(libc::SYS_setfsuid, -1) };
-    let id = libc::c_long::from(id);
-    if (user, group) == (id, id) {
+    if (user, group) == (user_id.into(), group_id.into()) {
         Ok(())
     } else {
         Err(io::Error::from_raw_os_error(libc::EPERM))

@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use super::disks::Disk;
+use super::images::Image;
 use super::spares::Spare;
 use super::{RunningBox, Server};
 use crate::child::{self, FinishRequest, InitMain, Resources};
@@ -26,8 +27,6 @@ const NAMESPACES: libc::c_int =
 
 /// Directories of the host for a new box, as detached mounts.
 struct HostTrees {
-    /// Root directory of an image.
-    lower: Option<OwnedFd>,
     /// Directory of the private files.
     scratch: Option<OwnedFd>,
     /// Mounts of the plan, parents first.
@@ -60,19 +59,20 @@ impl Server {
             ));
         }
         let init_fds = fds.split_off(sources);
-        let HostTrees {
-            lower,
-            scratch,
-            trees,
-        } = self.in_host_mounts(|server| server.trees(plan, &fds))?;
+        let HostTrees { scratch, trees } =
+            self.in_host_mounts(|server| server.trees(plan, &fds))?;
         let request = FinishRequest {
             plan: plan.clone(),
             trees,
             init_fds,
             reply,
         };
-        let spares = lower.is_none() && scratch.is_none();
-        if spares && request.trees.len() + request.init_fds.len() < FDS_MAX {
+        if let Root::Image(path) = &plan.root
+            && self.images.is_stale(path)
+        {
+            self.shapes.forget_image(path);
+        }
+        if scratch.is_none() && request.trees.len() + request.init_fds.len() < FDS_MAX {
             while let Some(spare) = self.shapes.take(plan) {
                 // A spare that has died does not take the request. Try the next one.
                 if self.assign_spare(&spare, &request)? {
@@ -80,13 +80,14 @@ impl Server {
                 }
             }
         }
+        let image = self.image(&plan.root)?;
         let mut disk = self.new_disk(plan)?;
         if let (Some(disk), Some(name)) = (&mut disk, disk_name(plan)) {
             self.disks.name(&mut disk.handle, name)?;
         }
         let pid = self.fork(
             plan,
-            (lower, scratch, disk),
+            (image, scratch, disk),
             |resources, init| child::run(resources, request, init),
             Some(&plan.limits),
         )?;
@@ -129,13 +130,22 @@ impl Server {
         let Some(shape) = self.shapes.short().cloned() else {
             return Ok(false);
         };
+        let added = self.add_spare_of(&shape);
+        if added.is_err() {
+            self.shapes.give_up(&shape);
+        }
+        added
+    }
+
+    fn add_spare_of(&mut self, shape: &SandboxPlan) -> Result<bool> {
         let (near, far) = socket_pair().at("create a socket pair")?;
         self.pools.prepare_overlays(&self.template)?;
-        let disk = self.new_disk(&shape)?;
+        let image = self.image(&shape.root)?;
+        let disk = self.new_disk(shape)?;
         let mut far = Some(far);
         let pid = self.fork(
-            &shape,
-            (None, None, disk),
+            shape,
+            (image, None, disk),
             |resources, init| match far.take() {
                 Some(far) => child::run_spare(resources, far, init),
                 None => raw::exit_now(1),
@@ -155,7 +165,7 @@ impl Server {
             pid,
             group,
         };
-        self.shapes.add(&shape, spare);
+        self.shapes.add(shape, spare);
         Ok(true)
     }
 
@@ -163,12 +173,12 @@ impl Server {
     fn fork(
         &mut self,
         shape: &SandboxPlan,
-        (lower, scratch, disk): (Option<OwnedFd>, Option<OwnedFd>, Option<Disk>),
+        (image, scratch, disk): (Option<Image>, Option<OwnedFd>, Option<Disk>),
         child: impl FnOnce(Resources<'_>, InitMain) -> Result<i32>,
         limits: Option<&Limits>,
     ) -> Result<i32> {
         let net = self.pools.net(shape.network);
-        let user = self.pools.user(shape.guest.id);
+        let user = self.pools.user(&shape.guest);
         let read_only = |error: &std::io::Error| error.raw_os_error() == Some(libc::EROFS);
         let user = match user {
             Err(error) if read_only(&error) => Err(error).at(
@@ -190,10 +200,12 @@ impl Server {
         // SAFETY: this process has a single thread.
         match unsafe { raw::fork_into(NAMESPACES, v2) } {
             Ok(Forked::Child) => {
+                let image_mapped = image.as_ref().map(|image| image.mapped);
                 let resources = Resources {
+                    image_mapped,
                     server: self,
                     shape,
-                    lower,
+                    image,
                     scratch,
                     net,
                     overlays,
@@ -239,7 +251,12 @@ impl Server {
     ///
     /// The server's user namespace owns the box's mount namespace, so no process of the box can
     /// mount or unmount.
-    pub(super) fn add_mount(&mut self, mount: &Mount, guest: u32, fds: &[OwnedFd]) -> Result<()> {
+    pub(super) fn add_mount(
+        &mut self,
+        mount: &Mount,
+        guest: (u32, u32),
+        fds: &[OwnedFd],
+    ) -> Result<()> {
         check_target(&mount.target)?;
         let Some((namespace, fds)) = fds.split_first() else {
             return Err(Error::Protocol("no mount namespace in the request".into()));
@@ -275,30 +292,30 @@ impl Server {
     }
 
     fn trees(&mut self, plan: &SandboxPlan, fds: &[OwnedFd]) -> Result<HostTrees> {
-        let lower = match &plan.root {
-            Root::Host => None,
-            Root::Directory(path) => {
-                let place = open_source(path).at("open the root directory")?;
-                let tree = clone_tree(&place, "", !self.template.privileged)
-                    .at("clone the root directory's mount")?;
-                Some(tree)
-            }
-        };
         let scratch = match &plan.scratch {
             Scratch::Memory(_) | Scratch::FileSystem { .. } => None,
             Scratch::Directory { path, .. } => Some(self.scratch_tree(path)?),
         };
         let mut trees = Vec::with_capacity(plan.mounts.len());
         for mount in &plan.mounts {
-            trees.push((self.tree(mount, plan.guest.id, fds)?, mount.clone()));
+            let guest = (plan.guest.id, plan.guest.group);
+            trees.push((self.tree(mount, guest, fds)?, mount.clone()));
         }
         // Parents first, so that they do not cover mounts below them.
         trees.sort_by_key(|(_, mount)| mount.target.components().count());
-        Ok(HostTrees {
-            lower,
-            scratch,
-            trees,
-        })
+        Ok(HostTrees { scratch, trees })
+    }
+
+    /// Opens the image of a box, if it has one.
+    fn image(&mut self, root: &Root) -> Result<Option<Image>> {
+        match root {
+            Root::Host => Ok(None),
+            Root::Image(path) => self.in_host_mounts(|server| {
+                let privileged = server.template.privileged;
+                let image = server.images.open(path, privileged, &mut server.pools)?;
+                Ok(Some(image))
+            }),
+        }
     }
 
     /// Clones a host directory for the private files of a box.
@@ -312,7 +329,7 @@ impl Server {
     }
 
     /// Clones a host directory as a restricted mount with mapped owner.
-    fn tree(&mut self, mount: &Mount, guest: u32, fds: &[OwnedFd]) -> Result<OwnedFd> {
+    fn tree(&mut self, mount: &Mount, guest: (u32, u32), fds: &[OwnedFd]) -> Result<OwnedFd> {
         let place = match &mount.source {
             Source::Path(path) => open_source(path).at("open a mount's source")?,
             Source::Fd(n) => {
@@ -340,14 +357,14 @@ impl Server {
         Ok(tree)
     }
 
-    fn map_owner(&mut self, tree: &OwnedFd, mount: &Mount, guest: u32) -> Result<()> {
+    fn map_owner(&mut self, tree: &OwnedFd, mount: &Mount, guest: (u32, u32)) -> Result<()> {
         let stat = rustix::fs::fstat(tree).at("read a mount source's metadata")?;
-        if stat.st_uid == self.ids.guest(guest) {
+        if stat.st_uid == self.ids.guest(guest.0) {
             return Ok(());
         }
         let map = self
             .pools
-            .owner_map(stat.st_uid, stat.st_gid, guest)
+            .owner_map((stat.st_uid, stat.st_gid), guest)
             .at("create a map of owners")?;
         match raw::mount_idmap(tree.as_fd(), map.as_fd()) {
             // Some file systems, such as overlays, do not support this. A read-only mount can still
@@ -361,7 +378,7 @@ impl Server {
     }
 }
 
-fn open_source(path: &Path) -> io::Result<OwnedFd> {
+pub(super) fn open_source(path: &Path) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     Ok(rustix::fs::openat2(
         CWD,

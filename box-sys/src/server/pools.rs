@@ -15,7 +15,7 @@ use super::template_mounts::{Template, open_ns};
 use crate::cgroup::{Cgroups, Group};
 use crate::error::{At, Result};
 use crate::network::{self, Net};
-use crate::plan::Network;
+use crate::plan::{Guest, Network};
 use crate::raw;
 
 /// Number of host ids of a box of root.
@@ -44,14 +44,27 @@ impl Ids {
         }
     }
 
-    fn map(self, guest: u32) -> String {
+    /// Ids of a user and a group in the server's user namespace.
+    pub(crate) fn of(self, guest: &Guest) -> (u32, u32) {
+        (self.guest(guest.id), self.guest(guest.group))
+    }
+
+    fn map(self, inside: u32) -> String {
         if self.privileged {
             format!("0 {} {IDS}", self.base)
         } else {
-            format!("{guest} 0 1")
+            format!("{inside} 0 1")
         }
     }
+
+    /// Maps of users and groups for a box of this guest.
+    fn maps(self, (user, group): (u32, u32)) -> (String, String) {
+        (self.map(user), self.map(group))
+    }
 }
+
+/// A map from the owner of a workspace to a guest, each a user and a group id.
+type OwnerMap = (((u32, u32), (u32, u32)), OwnedFd);
 
 /// Parts that are ready for use.
 #[derive(Debug)]
@@ -73,10 +86,12 @@ pub(crate) struct Pools {
     groups: Vec<Group>,
     ids: Ids,
     owner: crate::cgroup::Owner,
-    /// The guest id for which the pooled user namespaces are mapped.
-    guest: u32,
+    /// The user and group id for which the pooled user namespaces are mapped.
+    guest: (u32, u32),
+    /// The map of images: all ids of a box.
+    image_map: Option<OwnedFd>,
     /// Maps of workspace owners; see `owner_map`.
-    owners: Vec<((u32, u32, u32), OwnedFd)>,
+    owners: Vec<OwnerMap>,
 }
 
 /// Most pooled overlays in use at once, because each needs several descriptors.
@@ -101,7 +116,8 @@ impl Pools {
             groups: Vec::new(),
             ids,
             owner,
-            guest: crate::plan::Guest::default().id,
+            guest: (Guest::default().id, Guest::default().group),
+            image_map: None,
             owners: Vec::new(),
         }
     }
@@ -125,7 +141,7 @@ impl Pools {
             return true;
         }
         if self.users.len() < self.size {
-            return new_user(&self.ids.map(self.guest))
+            return new_user(&self.ids.maps(self.guest))
                 .map(|user| self.users.push(user))
                 .is_ok();
         }
@@ -185,13 +201,24 @@ impl Pools {
         self.retired.clear();
     }
 
-    pub(crate) fn user(&mut self, guest: u32) -> io::Result<OwnedFd> {
-        if guest == self.guest
+    pub(crate) fn user(&mut self, guest: &Guest) -> io::Result<OwnedFd> {
+        let guest = (guest.id, guest.group);
+        // All boxes of root have one map.
+        if (guest == self.guest || self.ids.privileged)
             && let Some(user) = self.users.pop()
         {
             return Ok(user);
         }
-        new_user(&self.ids.map(guest))
+        new_user(&self.ids.maps(guest))
+    }
+
+    /// A user namespace that maps the ids of images to those of boxes.
+    pub(crate) fn image_map(&mut self) -> io::Result<&OwnedFd> {
+        let map = match self.image_map.take() {
+            Some(map) => map,
+            None => new_user(&self.ids.maps((0, 0)))?,
+        };
+        Ok(self.image_map.insert(map))
     }
 
     pub(crate) fn group(&mut self, cgroups: &Cgroups) -> io::Result<Option<Group>> {
@@ -234,16 +261,20 @@ impl Pools {
     ///
     /// It is for an idmapped mount, in which the guest's files belong to the owner. It depends only
     /// on the ids, so it is cached.
-    pub(crate) fn owner_map(&mut self, uid: u32, gid: u32, guest: u32) -> io::Result<&OwnedFd> {
-        let key = (uid, gid, guest);
+    pub(crate) fn owner_map(
+        &mut self,
+        owner: (u32, u32),
+        guest: (u32, u32),
+    ) -> io::Result<&OwnedFd> {
+        let key = (owner, guest);
         if let Some(place) = self.owners.iter().position(|(known, _)| *known == key) {
             return Ok(&self.owners[place].1);
         }
         if self.owners.len() == OWNERS_MAX {
             self.owners.remove(0);
         }
-        let outside = self.ids.guest(guest);
-        let map = new_mapped(&format!("{uid} {outside} 1"), &format!("{gid} {outside} 1"))?;
+        let map = |owner: u32, guest: u32| format!("{owner} {} 1", self.ids.guest(guest));
+        let map = new_mapped(&map(owner.0, guest.0), &map(owner.1, guest.1))?;
         self.owners.push((key, map));
         Ok(&self.owners[self.owners.len() - 1].1)
     }
@@ -262,8 +293,8 @@ fn new_net(template: &Template, network: Network) -> Result<Net> {
     made
 }
 
-fn new_user(map: &str) -> io::Result<OwnedFd> {
-    new_mapped(map, map)
+fn new_user((uids, gids): &(String, String)) -> io::Result<OwnedFd> {
+    new_mapped(uids, gids)
 }
 
 /// Stack of a process that calls few functions.

@@ -4,9 +4,10 @@
 //! shapes, because programs use few kinds of boxes.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use crate::cgroup::Group;
-use crate::plan::SandboxPlan;
+use crate::plan::{Root, SandboxPlan};
 
 /// Most shapes with spares. A spare takes about 200 kB.
 const SHAPES_MAX: usize = 4;
@@ -88,6 +89,12 @@ impl Shapes {
         spare
     }
 
+    /// Ends the spares of an image.
+    pub(super) fn forget_image(&mut self, path: &Path) {
+        self.all
+            .retain(|shape| !matches!(&shape.plan.root, Root::Image(image) if image == path));
+    }
+
     /// A shape that has too few spares.
     pub(super) fn short(&self) -> Option<&SandboxPlan> {
         let short = |shape: &&Shape| shape.spares.len() < self.wanted;
@@ -105,11 +112,18 @@ impl Shapes {
         }
     }
 
-    /// Removes a spare that has ended.
+    /// Removes a spare that has ended, with its shape.
+    ///
+    /// A root that cannot be built would otherwise get spares again and again. The next plan of the
+    /// shape brings it back.
     pub(super) fn forget(&mut self, pid: i32) {
-        for shape in &mut self.all {
-            shape.spares.retain(|spare| spare.pid != pid);
-        }
+        let ended = |shape: &Shape| shape.spares.iter().any(|spare| spare.pid == pid);
+        self.all.retain(|shape| !ended(shape));
+    }
+
+    /// Removes a shape for which no spare can be made.
+    pub(super) fn give_up(&mut self, plan: &SandboxPlan) {
+        self.all.retain(|shape| !same_shape(&shape.plan, plan));
     }
 
     /// Ends all spares.

@@ -45,6 +45,7 @@ fn the_guest_has_the_identity_of_the_plan() {
             name: "ada".into(),
             home: "/home/user".into(),
             id: 1234,
+            group: 1234,
         };
         let boxed = server.create_box(&SandboxPlan {
             guest,

@@ -82,15 +82,18 @@ const NO_CONTROL: &[&str] = &["mount", "umount", "setgroups_none", "ptrace_init"
 #[test]
 fn denied_calls_return_the_errors_of_the_table() {
     for server in SERVERS.iter() {
-        let boxed = server.create_box(&server.plan());
-        for (name, argument, errno) in REFUSED {
-            assert_eq!(
-                boxed.probe(name, argument),
-                format!("errno {errno}"),
-                "{} {name} {argument}",
-                server.name
-            );
-        }
+        server.on_each_root(|plan| {
+            let boxed = server.create_box(plan);
+            for (name, argument, errno) in REFUSED {
+                assert_eq!(
+                    boxed.probe(name, argument),
+                    format!("errno {errno}"),
+                    "{} {:?} {name} {argument}",
+                    server.name,
+                    plan.guest
+                );
+            }
+        });
     }
 }
 
@@ -144,51 +147,56 @@ fn other_kernel_entries_are_killed() {
 #[test]
 fn commands_have_no_capabilities_no_new_privs_and_a_filter() {
     for server in SERVERS.iter() {
-        let boxed = server.create_box(&server.plan());
-        let status = boxed
-            .sh("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -d '\\t'")
-            .out;
-        let none = "0000000000000000";
-        let expected = format!(
-            "CapInh:{none}\nCapPrm:{none}\nCapEff:{none}\nCapBnd:{none}\nCapAmb:{none}\nNoNewPrivs:1\nSeccomp:2\n"
-        );
-        assert_eq!(status, expected, "{}", server.name);
+        server.on_each_root(|plan| {
+            let boxed = server.create_box(plan);
+            let status = boxed
+                .sh("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -d '\\t'")
+                .out;
+            let none = "0000000000000000";
+            let expected = format!(
+                "CapInh:{none}\nCapPrm:{none}\nCapEff:{none}\nCapBnd:{none}\nCapAmb:{none}\nNoNewPrivs:1\nSeccomp:2\n"
+            );
+            assert_eq!(status, expected, "{} {:?}", server.name, plan.guest);
+        });
     }
 }
 
 #[test]
 fn the_guest_cannot_access_init() {
     for server in SERVERS.iter() {
-        let boxed = server.create_box(&server.plan());
-        boxed.probe("kill_init", "");
-        assert!(
-            ["errno 1", "errno 22"].contains(&boxed.probe("setuid_root", "").as_str()),
-            "the guest cannot take init's id"
-        );
-        let tries = [
-            "head -c 1 PID/mem",
-            "cat PID/environ",
-            "ls PID/fd",
-            "readlink PID/exe",
-            "readlink PID/root",
-            "cat PID/maps",
-            "readlink PID/ns/user",
-        ];
-        for script in tries {
-            assert_ne!(
-                boxed.sh(&script.replace("PID", "/proc/1")).code,
-                Some(0),
-                "{script}"
+        server.on_each_root(|plan| {
+            let boxed = server.create_box(plan);
+            boxed.probe("kill_init", "");
+            assert!(
+                plan.guest.id == 0
+                    || ["errno 1", "errno 22"].contains(&boxed.probe("setuid_root", "").as_str()),
+                "the guest cannot take init's id"
             );
-            if script != "head -c 1 PID/mem" {
-                assert_eq!(
-                    boxed.sh(&script.replace("PID", "/proc/self")).code,
+            let tries = [
+                "head -c 1 PID/mem",
+                "cat PID/environ",
+                "ls PID/fd",
+                "readlink PID/exe",
+                "readlink PID/root",
+                "cat PID/maps",
+                "readlink PID/ns/user",
+            ];
+            for script in tries {
+                assert_ne!(
+                    boxed.sh(&script.replace("PID", "/proc/1")).code,
                     Some(0),
-                    "control: {script}"
+                    "{script}"
                 );
+                if script != "head -c 1 PID/mem" {
+                    assert_eq!(
+                        boxed.sh(&script.replace("PID", "/proc/self")).code,
+                        Some(0),
+                        "control: {script}"
+                    );
+                }
             }
-        }
-        assert_eq!(boxed.run(&["true"]).code, Some(0), "init still runs");
+            assert_eq!(boxed.run(&["true"]).code, Some(0), "init still runs");
+        });
     }
 }
 
@@ -210,33 +218,35 @@ fn signals_and_affinity_do_not_reach_init_or_its_threads() {
     );
     let all = rustix::thread::sched_getaffinity(None).unwrap().count();
     for server in SERVERS.iter() {
-        let boxed = server.create_box(&server.plan());
-        let init = boxed.sh("cat /proc/1/status").out;
-        assert_eq!(caught(&init), 0, "{}", server.name);
-        let output = boxed.probe("signal_init", "2000");
-        assert!(output.starts_with("ok "), "{}: {output}", server.name);
-        let threads = boxed.sh("ls /proc/1/task").out;
-        assert!(threads.lines().count() > 1, "control: {threads}");
-        let chosen = || boxed.sh("grep -h Cpus_allowed: /proc/1/task/*/status").out;
-        let before = chosen();
-        for thread in threads.lines() {
-            let output = boxed.probe("affinity", thread);
-            // With one user id, the call succeeds without effect. For the main thread, every box
-            // refuses it.
-            let unchanged = !server.privileged() && thread != "1";
-            let wanted = if unchanged {
-                format!("ok {all}")
-            } else {
-                format!("errno {EPERM}")
-            };
-            assert_eq!(output, wanted, "{} {thread}", server.name);
-        }
-        assert_eq!(chosen(), before, "{}", server.name);
-        assert_eq!(boxed.probe("affinity", "0"), "ok 1", "control");
-        // Programs that pin threads by their ids continue, with or without effect.
-        let pinned = boxed.sh("taskset -p ffffffff $$");
-        assert_eq!(pinned.code, Some(0), "{}: {pinned:?}", server.name);
-        assert_eq!(boxed.run(&["true"]).code, Some(0), "init still runs");
+        server.on_each_root(|plan| {
+            let boxed = server.create_box(plan);
+            let init = boxed.sh("cat /proc/1/status").out;
+            assert_eq!(caught(&init), 0, "{}", server.name);
+            let output = boxed.probe("signal_init", "2000");
+            assert!(output.starts_with("ok "), "{}: {output}", server.name);
+            let threads = boxed.sh("ls /proc/1/task").out;
+            assert!(threads.lines().count() > 1, "control: {threads}");
+            let chosen = || boxed.sh("grep -h Cpus_allowed: /proc/1/task/*/status").out;
+            let before = chosen();
+            for thread in threads.lines() {
+                let output = boxed.probe("affinity", thread);
+                // With one user id, the call succeeds without effect. For the main thread, every box
+                // refuses it.
+                let unchanged = !server.privileged() && thread != "1";
+                let wanted = if unchanged {
+                    format!("ok {all}")
+                } else {
+                    format!("errno {EPERM}")
+                };
+                assert_eq!(output, wanted, "{} {thread}", server.name);
+            }
+            assert_eq!(chosen(), before, "{}", server.name);
+            assert_eq!(boxed.probe("affinity", "0"), "ok 1", "control");
+            // Programs that pin threads by their ids continue, with or without effect.
+            let pinned = boxed.sh("taskset -p ffffffff $$");
+            assert_eq!(pinned.code, Some(0), "{}: {pinned:?}", server.name);
+            assert_eq!(boxed.run(&["true"]).code, Some(0), "init still runs");
+        });
     }
     assert_eq!(probe_outside("affinity", "0"), "ok 1", "control");
 }
@@ -286,7 +296,8 @@ fn the_network_has_only_loopback() {
 #[test]
 fn kernel_files_are_masked_and_settings_read_only() {
     for server in SERVERS.iter() {
-        let boxed = server.create_box(&server.plan());
+        server.on_each_root(|plan| {
+        let boxed = server.create_box(plan);
         for file in [
             "kallsyms",
             "keys",
@@ -309,5 +320,6 @@ fn kernel_files_are_masked_and_settings_read_only() {
         );
         let open = "for f in $(find /proc/sys -type f 2>/dev/null); do (: >> $f) 2>/dev/null && echo $f; done; true";
         assert_eq!(boxed.sh(open).out, "", "{}", server.name);
+        });
     }
 }

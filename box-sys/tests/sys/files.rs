@@ -129,7 +129,7 @@ fn an_image_is_used_and_never_written() {
         std::fs::write(root.path().join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").unwrap();
         std::fs::write(root.path().join("etc/marker"), "an image").unwrap();
         let mut plan = server.plan();
-        plan.root = Root::Directory(root.path().canonicalize().unwrap());
+        plan.root = Root::Image(root.path().canonicalize().unwrap());
         plan.read_only_root = false;
         plan.mounts.push(bind(Path::new("/usr"), "/opt/usr", false));
         // The image has no programs. The host's programs are mounted elsewhere and started by their
@@ -169,7 +169,7 @@ fn an_image_with_links_is_refused() {
         let (root, outside) = (server.directory(), server.directory());
         std::os::unix::fs::symlink(outside.path(), root.path().join("dev")).unwrap();
         let mut plan = server.plan();
-        plan.root = Root::Directory(root.path().canonicalize().unwrap());
+        plan.root = Root::Image(root.path().canonicalize().unwrap());
         assert!(server.fork_server.create(&plan, &[], &[]).is_err());
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
     }

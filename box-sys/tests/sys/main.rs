@@ -12,6 +12,7 @@ mod delegated_cgroups;
 mod disks;
 mod escapes;
 mod files;
+mod images;
 mod limits;
 mod many_boxes;
 mod missing_primitives;

@@ -178,6 +178,7 @@ impl BoxOptions {
             network,
             network_policy: network_policy.map(Box::new),
             image: self.image.clone(),
+            user: None,
             host_path,
             host_path_mode,
             extra_mounts: (!mounts.is_empty()).then_some(mounts),

@@ -2,7 +2,7 @@
 
 use box_protocol::{BoxId, BoxState, Code};
 use box_runtime::native::{NativeBackend, NativeConfig};
-use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_runtime::{BoxRuntime, Caller, ImageRoot, RuntimeConfig};
 use box_tests::machine::{on_each_machine, params, printed, spec};
 use serde_json::json;
 
@@ -133,7 +133,7 @@ async fn images_are_directories_by_name_and_strictly_so_if_wanted() {
         let image = machine.directory();
         config
             .images
-            .insert("empty".into(), image.path().to_owned());
+            .insert("empty".into(), ImageRoot::new(image.path()));
         config.strict_images = true;
         let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
         let exec = |image: &str| {

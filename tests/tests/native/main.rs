@@ -22,6 +22,7 @@ mod environment;
 mod events;
 mod fail_closed;
 mod files;
+mod images;
 mod limits;
 mod main_command;
 mod mounts;

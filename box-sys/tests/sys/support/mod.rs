@@ -3,6 +3,7 @@
 //! If root runs the tests: of root and of an ordinary user. Otherwise of the current user.
 
 #![allow(dead_code, reason = "each test file uses its part")]
+mod image;
 pub(crate) mod resources;
 
 use std::cell::RefCell;
@@ -15,7 +16,8 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use box_sys::{
-    ForkServer, Mount, Sandbox, SandboxPlan, ServerConfig, Source, receive, send, socket_pair,
+    ForkServer, Guest, Mount, Root, Sandbox, SandboxPlan, ServerConfig, Source, receive, send,
+    socket_pair,
 };
 use serde_json::{Value, json};
 
@@ -73,11 +75,41 @@ impl TestServer {
         }
     }
 
+    /// An image that the server's user owns, with the root of a small system.
+    pub(crate) fn image(&self) -> tempfile::TempDir {
+        image::make(self.uid())
+    }
+
+    /// Runs a test in the default box, and on an image as its user and as root.
+    pub(crate) fn on_each_root(&self, test: impl Fn(&SandboxPlan)) {
+        test(&self.plan());
+        let image = self.image();
+        for guest in [Guest::default(), guest("root", "/root", 0, 0)] {
+            let root = Root::Image(image.path().canonicalize().unwrap());
+            let plan = self.plan();
+            test(&SandboxPlan {
+                root,
+                guest,
+                ..plan
+            });
+        }
+    }
+
     /// A temporary directory of the server's user.
     pub(crate) fn directory(&self) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(dir.path(), Some(self.uid()), Some(self.uid())).unwrap();
         dir
+    }
+}
+
+/// A guest of an image.
+pub(crate) fn guest(name: &str, home: &str, id: u32, group: u32) -> Guest {
+    Guest {
+        name: name.into(),
+        home: home.into(),
+        id,
+        group,
     }
 }
 
@@ -243,6 +275,7 @@ fn box_ended(error: &std::io::Error) -> BoxEnded {
 }
 
 /// Connection to a box's init.
+#[derive(Debug)]
 pub(crate) struct InitClient {
     control: OwnedFd,
     pending_exits: RefCell<Vec<Value>>,
