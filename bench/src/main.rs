@@ -40,7 +40,7 @@ box-bench boxes [--rounds N]
     What runtime and policy add to a bare call, and what a live session costs, as ratios.
 box-bench native [--rounds N] [--only PART,PART]
     Real boxes beside a bare spawn, bubblewrap, runc and Docker, as ratios; 64 at once, a thousand alive; and what
-    an idle box costs. The parts: speed, at-once, alive, memory.
+    an idle box costs. The parts: speed, disk, image, at-once, alive, memory.
 box-bench plane [--rounds N] [--only PART,PART]
     What is inside a box over a Unix socket: streams of output, first bytes, builtins of shells, files, commands that
     have ended; as ratios. The parts: streams, first-byte, builtins, files, ended.

@@ -14,7 +14,7 @@ use box_protocol::SpecDraft;
 use box_protocol::actions::{AgentStart, AgentStartParams, BoxDeleteParams, BoxExecParams};
 use box_rpc::{Codecs, Limits, Options, Router, Session};
 use box_runtime::native::{NativeBackend, NativeConfig};
-use box_runtime::{Backend as _, BoxRuntime, Caller, RuntimeConfig, StartRequest};
+use box_runtime::{Backend as _, BoxRuntime, Caller, ImageRoot, RuntimeConfig, StartRequest};
 use serde_json::json;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -38,7 +38,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     let parts = plan
         .only
         .as_deref()
-        .unwrap_or("speed,disk,at-once,alive,memory");
+        .unwrap_or("speed,disk,image,at-once,alive,memory");
     process::runtime()?.block_on(async {
         let bench = Bench::start().await?;
         crate::report::heading();
@@ -46,6 +46,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
             match part {
                 "speed" => bench.speed(rounds).await?,
                 "disk" => bench.disk(rounds).await?,
+                "image" => bench.image(rounds).await?,
                 "at-once" => bench.at_once(rounds).await?,
                 "alive" => bench.among_many(rounds).await?,
                 "memory" => bench.memory().await?,
@@ -60,12 +61,37 @@ struct Bench {
     engines: Engines,
     backend: NativeBackend,
     runtime: BoxRuntime,
+    _image: tempfile::TempDir,
+}
+
+/// Name of the image of the benchmark.
+const IMAGE: &str = "bench";
+
+/// Makes an image with the host's `true` and its libraries.
+fn image() -> Result<tempfile::TempDir> {
+    let image = tempfile::tempdir()?;
+    let listed = Command::new("ldd").arg("/bin/true").output()?;
+    let listed = String::from_utf8(listed.stdout)?;
+    let words = listed.split_whitespace();
+    let libraries = words.filter(|word| word.starts_with('/'));
+    for file in libraries.chain(["/bin/true"]) {
+        let target = image.path().join(file.trim_start_matches('/'));
+        std::fs::create_dir_all(target.parent().context("a file has a parent")?)?;
+        std::fs::copy(file, target)?;
+    }
+    for dir in ["etc", "tmp", "var/tmp"] {
+        std::fs::create_dir_all(image.path().join(dir))?;
+    }
+    Ok(image)
 }
 
 impl Bench {
     async fn start() -> Result<Self> {
         let mut config = NativeConfig::this_program()?;
         config.cgroup_parent = format!("box-bench-{}", std::process::id());
+        let image = image()?;
+        let path = image.path().canonicalize()?;
+        config.images.insert(IMAGE.into(), ImageRoot::new(path));
         let backend = NativeBackend::new(config);
         let mut config = RuntimeConfig::with(backend.clone());
         config.max_boxes = MANY + 10;
@@ -81,6 +107,7 @@ impl Bench {
             engines: Engines::start()?,
             backend,
             runtime,
+            _image: image,
         })
     }
 
@@ -232,18 +259,35 @@ impl Bench {
         Ok(())
     }
 
-    /// Compares a cold box with a disk to one without, in turn.
+    /// Compares a cold box with a disk to one without.
     async fn disk(&self, rounds: u32) -> Result<()> {
-        let specs = [
-            SpecDraft::new("bench"),
-            SpecDraft::new("bench").disk_mb(10 << 10),
-        ];
+        let disk = SpecDraft::new("bench").disk_mb(10 << 10);
+        let name = "cold box with a disk of 10 GiB, words, end";
+        self.beside_a_plain_box(rounds, name, disk, 1.3).await
+    }
+
+    /// Compares a cold box on an image to one on the host's directories.
+    async fn image(&self, rounds: u32) -> Result<()> {
+        let image = SpecDraft::new("bench").image(IMAGE);
+        let name = "cold box on an image, words, end";
+        self.beside_a_plain_box(rounds, name, image, 1.1).await
+    }
+
+    /// Compares a cold box of a spec to one with defaults, in turn.
+    async fn beside_a_plain_box(
+        &self,
+        rounds: u32,
+        name: &str,
+        other: SpecDraft,
+        most: f64,
+    ) -> Result<()> {
+        let specs = [SpecDraft::new("bench"), other];
         // The first box of each kind only prepares the spares.
         for spec in &specs {
             let (id, _agent) = self.made_from(spec.clone()).await?;
             self.backend.stop(id).await?;
         }
-        let (mut ratios, mut disks, mut plains) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ratios, mut others, mut plains) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
             let mut times = [Vec::new(), Vec::new()];
             for run in 0..RUNS {
@@ -258,16 +302,15 @@ impl Bench {
                     times.push(begun.elapsed().as_secs_f64() * 1e6);
                 }
             }
-            let [mut plain, mut disk] = times;
-            let (plain, disk) = (median(&mut plain), median(&mut disk));
-            ratios.push(disk / plain);
+            let [mut plain, mut other] = times;
+            let (plain, other) = (median(&mut plain), median(&mut other));
+            ratios.push(other / plain);
             plains.push(plain);
-            disks.push(disk);
+            others.push(other);
         }
-        let ours = format!("{:.0} us", median(&mut disks));
-        let beside = format!("cold box without a disk: {:.0} us", median(&mut plains));
-        let name = "cold box with a disk of 10 GiB, words, end";
-        bar(name, &ours, &beside, &mut ratios, 1.3, None);
+        let ours = format!("{:.0} us", median(&mut others));
+        let beside = format!("cold box with defaults: {:.0} us", median(&mut plains));
+        bar(name, &ours, &beside, &mut ratios, most, None);
         Ok(())
     }
 
