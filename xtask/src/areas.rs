@@ -70,7 +70,7 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[St
         return Err(format!("area `{area}`: no filter is possible; run it whole").into());
     }
     match area {
-        "langbot" => langbot::check(workspace, target, &mut counts),
+        "langbot" => langbot::build_and_check(workspace, target, &mut counts),
         "guest" => guest::check(workspace, target, &mut counts),
         "fuzz" => fuzz::run(workspace, target, fuzz::CI_RUNS),
         "readme" => release::readme_only(workspace, target),

@@ -15,9 +15,17 @@ use crate::{
 /// Each application is installed without its dependencies: the tests need only its service and its connector.
 const PACKAGES: [(&str, &str); 2] = [("0.7.16", "langbot==4.11.1"), ("0.7.18", "langbot==4.11.2")];
 
-/// Runs the suite with each version in parallel, because the tests mostly wait.
-pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
+/// Builds the program and runs the suite.
+pub(crate) fn build_and_check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
     command::status(&mut workspace.cargo("build --package boxd"))?;
+    check(workspace, target, counts)
+}
+
+/// Runs the suite with each version in parallel, because the tests mostly wait.
+///
+/// The program is that of the last build. The whole test command has built it with the tests; a
+/// build of `boxd` alone enables other features and compiles most crates again.
+pub(crate) fn check(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
     let ran = thread::scope(|scope| {
         let runs = PACKAGES.map(|(plugin, langbot)| {
             scope.spawn(move || {
