@@ -14,6 +14,7 @@ use box_transports::reconnecting::{Reconnecting, Remote};
 use crate::chunk::Output;
 use crate::error::ClientError;
 use crate::handle::BoxHandle;
+use crate::images::Images;
 use crate::options::ClientOptions;
 
 /// A client of a runtime, or of a service in front of one: both implement the same contract.
@@ -104,6 +105,11 @@ impl BoxClient {
         spec.clone().build()?;
         let ran = self.call::<BoxExec>(&BoxExecParams::new(spec)).await?;
         Ok(ran.into())
+    }
+
+    /// Returns the images of the server.
+    pub fn images(&self) -> Images {
+        Images::new(self.server.clone())
     }
 
     /// Returns the backend in use and its deficiencies.

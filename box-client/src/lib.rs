@@ -63,7 +63,8 @@
 //! 5. [`ShellHandle`] (`shell`): one request at a time in a shell, which is replaced once if it is lost.
 //! 6. [`Files`] (`files`), [`PortStream`] (`port`): files and network connections.
 //! 7. [`Execution`] (`execution`): a run as messages, also from OpenSandbox's event stream.
-//! 8. `catalog`: items that outlive boxes, such as volumes and templates.
+//! 8. `catalog`: items that outlive boxes, such as volumes and templates. [`Images`] (`images`): the images of the
+//!    server.
 //! 9. [`ClientError`] (`error`): errors of the client.
 
 mod catalog;
@@ -74,6 +75,7 @@ mod error;
 mod execution;
 mod files;
 mod handle;
+mod images;
 mod options;
 mod port;
 pub mod reconnect;
@@ -86,7 +88,7 @@ pub use box_protocol::actions::{
 };
 pub use box_protocol::catalog::{CatalogItem, CatalogKind};
 pub use box_protocol::{
-    BoxError, Code, Exit, ExitWhy, Network, NetworkPolicy, NetworkRule, SpecDraft,
+    BoxError, Code, Exit, ExitWhy, Network, NetworkPolicy, NetworkRule, PullPolicy, SpecDraft,
 };
 pub use box_transports::Endpoint;
 pub use chunk::{Chunk, Offsets, Output};
@@ -98,6 +100,7 @@ pub use error::{ClientError, ConnectFailure};
 pub use execution::{Execution, ExecutionReader, MAX_EVENT_BYTES, Message};
 pub use files::{FileReader, FileWriter, Files, MAX_READ_BYTES, PIECE_BYTES};
 pub use handle::BoxHandle;
+pub use images::Images;
 pub use options::ClientOptions;
 pub use port::PortStream;
 pub use shell::{

@@ -40,7 +40,7 @@ pub enum Error {
         max: u64,
     },
     /// The image is in use.
-    #[error("image: {image} is used by {uses}; delete its boxes first")]
+    #[error("image: {image} is used by {}; delete its boxes first", users(*uses))]
     InUse {
         /// The name or the digest of the image.
         image: String,
@@ -161,6 +161,14 @@ impl<T, E: Into<io::Error>> At<T> for std::result::Result<T, E> {
 
     fn at_path(self, path: &[u8]) -> Result<T> {
         self.map_err(|error| Error::io(&format!("unpack `/{}`", shown_bytes(path)), &error.into()))
+    }
+}
+
+/// Returns the number of users of an image in words.
+fn users(uses: usize) -> String {
+    match uses {
+        1 => "1 box or export".to_owned(),
+        uses => format!("{uses} boxes or exports"),
     }
 }
 

@@ -70,6 +70,22 @@ impl Reference {
         Some(format!("{}:{}", self.name(), self.tag.as_ref()?))
     }
 
+    /// Returns the name of a registry as references have it, from `HOST[:PORT]`.
+    pub fn registry_name(text: &str) -> Result<String> {
+        let bad = || {
+            Error::invalid(format!(
+                "registry: `{}` is not a host name; use HOST[:PORT]",
+                shown(text)
+            ))
+        };
+        // A name without a dot would denote a repository of Docker Hub.
+        if !is_host(text) || text.contains('/') {
+            return Err(bad());
+        }
+        let probe: Self = format!("{text}/x").parse().map_err(|_| bad())?;
+        Ok(probe.registry)
+    }
+
     /// Returns whether the registry is on this machine.
     pub fn is_loopback(&self) -> bool {
         is_loopback(host_of(&self.registry))
@@ -364,6 +380,23 @@ mod tests {
             "debian",
         ] {
             assert!(!text.parse::<Reference>().unwrap().is_loopback(), "{text}");
+        }
+    }
+
+    #[test]
+    fn registries_have_one_name() {
+        for (text, name) in [
+            ("ghcr.io", "ghcr.io"),
+            ("localhost:5000", "localhost:5000"),
+            ("docker.io", "docker.io"),
+            ("index.docker.io", "docker.io"),
+            ("[::1]:5000", "[::1]:5000"),
+        ] {
+            assert_eq!(Reference::registry_name(text).unwrap(), name);
+        }
+        for bad in ["", "hub", "https://ghcr.io", "ghcr.io/team", "a b.c"] {
+            let error = Reference::registry_name(bad).unwrap_err().to_string();
+            assert!(error.starts_with("registry: "), "{error}");
         }
     }
 }

@@ -21,6 +21,7 @@
 //! | shell | [`ShellId`] | its box | `shell.create` | `shell.delete`, its idle limit, its box |
 //! | file | absolute path | its box | any process of the box, `file.*` | any process of the box, `file.*` |
 //! | item | [`ItemId`], and a [`Name`] that the owner can change | server | `catalog.put` | `catalog.delete` |
+//! | image | digest, and names that can move | server | `image.pull`, `image.import` | `image.remove`, `image.prune` |
 //! | port | number; an open connection has a [`ConnId`] | its box | `port.open` | either side |
 //!
 //! # Validation

@@ -56,6 +56,7 @@ impl BoxRuntime {
     /// boxes with an agent that answered. The runtime abandons a box only if it is known to be
     /// dead. A box is `unreachable` until its agent answers.
     pub async fn adopt(&self) -> Result<usize, BoxError> {
+        self.shared().images.clean_up();
         let mut adopted = 0;
         for backend in &self.shared().config.backends {
             let readable = |record: &str| PersistedBox::read(record).is_some();

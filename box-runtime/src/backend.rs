@@ -134,6 +134,14 @@ pub trait Backend: Send + Sync + 'static {
         Ok(Vec::new())
     }
 
+    /// Returns the records of the boxes on disk, without contact to the boxes. It may block.
+    ///
+    /// The boxes may be dead.
+    fn records(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
+        let _ = readable;
+        Ok(Vec::new())
+    }
+
     /// Waits for the agent of a box that was [adopted](Self::adopt).
     ///
     /// An error does not mean that the box is dead. The runtime then calls this again or calls

@@ -8,6 +8,8 @@ use std::time::Duration;
 use box_catalog::Catalog;
 
 use crate::backend::Backend;
+#[cfg(feature = "native")]
+use crate::images::ImagesConfig;
 
 /// The configuration of a runtime. An error names a limit by its field.
 #[derive(Clone)]
@@ -57,6 +59,9 @@ pub struct RuntimeConfig {
     ///
     /// With `None` the runtime has no items.
     pub catalog: Option<Arc<Catalog>>,
+    /// The images of boxes. With `None`, the backend resolves the image of a spec.
+    #[cfg(feature = "native")]
+    pub images: Option<ImagesConfig>,
 }
 
 impl RuntimeConfig {
@@ -77,6 +82,8 @@ impl RuntimeConfig {
             agent_heartbeat: Some(Duration::from_secs(15)),
             ends_file: None,
             catalog: None,
+            #[cfg(feature = "native")]
+            images: None,
         }
     }
 

@@ -13,9 +13,14 @@ const FILE_BYTES: u64 = 64 << 10;
 
 /// Returns the default environment of the commands in a box.
 ///
-/// It contains nothing of the runtime's environment. The system directories are read-only, so
-/// `pip install` and `npm install -g` install into Python's default user directory.
-pub(crate) fn box_environment(spec: &BoxSpec, facts: &Facts) -> Result<Env, Invalid> {
+/// It contains nothing of the runtime's environment. Variables of the image override others. The
+/// system directories are read-only, so `pip install` and `npm install -g` install into Python's
+/// default user directory.
+pub(crate) fn box_environment(
+    spec: &BoxSpec,
+    facts: &Facts,
+    of_image: Option<&Env>,
+) -> Result<Env, Invalid> {
     let (user, home) = match &facts.image_user {
         Some(user) => (user.name.as_str(), user.home.as_str()),
         None => guest_of(spec),
@@ -35,6 +40,7 @@ pub(crate) fn box_environment(spec: &BoxSpec, facts: &Facts) -> Result<Env, Inva
     ] {
         env.insert(name, value)?;
     }
+    env.extend(of_image.cloned().unwrap_or_default());
     Ok(env)
 }
 

@@ -12,10 +12,11 @@ use box_protocol::actions::{
     CatalogListResult, CatalogPut, CatalogPutParams, CatalogUpdate, CatalogUpdateParams,
     CommandAttach, CommandGet, CommandInput, CommandKill, CommandList, CommandStart,
     FileAttributes, FileFind, FileGrep, FileList, FileMkdir, FileMove, FilePack, FileRead,
-    FileRemove, FileReplace, FileStat, FileUnpack, FileWatch, FileWrite, PortOpen, PortSend,
-    ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure, SystemConfigureParams,
-    SystemConfigureResult, SystemHealth, SystemShutdown, SystemShutdownParams,
-    SystemShutdownResult, SystemStatus, SystemStatusResult,
+    FileRemove, FileReplace, FileStat, FileUnpack, FileWatch, FileWrite, ImageExport, ImageGet,
+    ImageImport, ImageList, ImageLogin, ImageLogout, ImagePrune, ImagePull, ImageRemove, PortOpen,
+    PortSend, ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure,
+    SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
+    SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
 };
 use box_protocol::catalog::CatalogItem;
 use box_protocol::{BoxError, BoxExecutionResult, BoxInfo};
@@ -39,6 +40,7 @@ contract! {
         ShellCreate, ShellRun, ShellList, ShellDelete,
         PortOpen, PortSend,
         CatalogPut, CatalogGet, CatalogList, CatalogUpdate, CatalogDelete,
+        ImagePull, ImageImport, ImageExport, ImageList, ImageGet, ImageRemove, ImagePrune, ImageLogin, ImageLogout,
 }
 
 impl BoxRuntime {

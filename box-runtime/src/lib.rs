@@ -24,7 +24,8 @@
 //!    the boxes of an earlier process.
 //! 9. [`native`]: boxes that need only the kernel of this machine, behind the feature `native`.
 //!    [`egress`]: outgoing connections of a box with a network.
-//! 10. [`fake`]: a scripted backend, behind the feature `fake`.
+//! 10. `images/`: the images of boxes, and `image.*`, behind the feature `native`.
+//! 11. [`fake`]: a scripted backend, behind the feature `fake`.
 //!
 //! # Guarantees
 //!
@@ -60,6 +61,11 @@ pub mod fuzzing;
 mod handlers;
 mod health_check;
 #[cfg(feature = "native")]
+mod images;
+#[cfg(not(feature = "native"))]
+#[path = "images/none.rs"]
+mod images;
+#[cfg(feature = "native")]
 pub mod native;
 mod output;
 mod registry;
@@ -79,5 +85,7 @@ pub use call_order::OrderTicket;
 pub use config::RuntimeConfig;
 pub use data_plane::DataPlane;
 pub use handlers::RuntimeActions;
+#[cfg(feature = "native")]
+pub use images::{ImagesConfig, PullRule};
 pub use runtime::BoxRuntime;
 pub use shm::ShmPool;

@@ -25,6 +25,7 @@ use crate::config::RuntimeConfig;
 use crate::ended_boxes::EndedBoxes;
 use crate::events::Events;
 use crate::exec::OUTPUT_BYTES;
+use crate::images::Images;
 use crate::registry::{BoxCount, Registry, RegistryMessage, UpdateStage};
 use box_rpc::Caller;
 
@@ -74,6 +75,7 @@ impl BoxRuntime {
             empty_router: Router::empty(),
             orders: CallOrders::default(),
             items: Items::new(config.catalog.clone()),
+            images: Images::new(&config),
             config,
         });
         let actor = Registry::new(Arc::clone(&shared), mailbox, registry.downgrade(), exit);

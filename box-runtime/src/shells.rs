@@ -37,7 +37,7 @@ impl BoxRuntime {
     ) -> Result<ShellCreateResult, BoxError> {
         let ticket = self.order_ticket(caller, &params.box_id, &params);
         let lease = self.acquire(caller, &params.box_id).await?;
-        let defaults = lease.defaults().unwrap_or_default();
+        let defaults = lease.defaults();
         let id = match params.shell_id {
             Some(id) => id,
             None => ShellId::new(Uuid::now_v7().simple().to_string())?,

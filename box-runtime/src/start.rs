@@ -163,7 +163,7 @@ impl AgentLease {
     ) -> Result<AgentStartParams, BoxError> {
         let is_named = params.role != Role::Exec && params.command_id.is_some();
         let digest = is_named.then(|| digest(&params));
-        let mut defaults = self.defaults().unwrap_or_default();
+        let mut defaults = self.defaults();
         let env = self.environment(&defaults, params.env).await?;
         let program = shell_program(params.program, defaults.shell.take())?;
         let cwd = directory(params.cwd, defaults.cwd.take(), self.spec());

@@ -61,9 +61,10 @@ serve! {
         FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove,
         FileMkdir, FileAttributes, FileUnpack,
         PortSend,
-        CatalogPut, CatalogGet, CatalogList, CatalogUpdate, CatalogDelete;
+        CatalogPut, CatalogGet, CatalogList, CatalogUpdate, CatalogDelete,
+        ImageImport, ImageList, ImageGet, ImageRemove, ImagePrune, ImageLogin, ImageLogout;
     streamed:
-        BoxStats, BoxEvents, CommandAttach, FileRead, FileWatch, FilePack, PortOpen;
+        BoxStats, BoxEvents, CommandAttach, FileRead, FileWatch, FilePack, PortOpen, ImagePull, ImageExport;
 }
 
 impl<A: Action> Handle<Forwarded<A>> for BoxService {

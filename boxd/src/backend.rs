@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use box_runtime::Backend;
 use box_runtime::native::{NativeBackend, NativeConfig};
-use box_runtime::{Backend, ImageRoot};
 
 use crate::config::{BackendChoice, Config};
 
@@ -27,10 +27,6 @@ fn native(config: &Config, state: Option<&Path>) -> Result<Arc<dyn Backend>> {
     let mut native = NativeConfig::this_program().context("cannot find the boxd executable")?;
     native.state_dir = state.map(Path::to_owned);
     native.outlive = state.is_some();
-    let roots = config.images.roots.iter();
-    native.images = roots
-        .map(|(name, path)| (name.clone(), ImageRoot::new(path)))
-        .collect();
     native.strict_images = config.images.strict;
     native.cgroup_parent.clone_from(&section.cgroup_parent);
     native.spares = section.spares;

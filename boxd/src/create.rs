@@ -1,11 +1,9 @@
 //! Creates the box of `run` and `shell`: temporary, or named and kept.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use box_client::{BoxClient, BoxHandle, ClientError, SpecDraft};
 use box_protocol::actions::{BoxUpdate, BoxUpdateParams, EarlierBox};
-use box_protocol::{
-    BoxState, DefaultsChange, HOST_IMAGE, LifetimeChange, Name, UnixMs, first_conflict,
-};
+use box_protocol::{BoxState, DefaultsChange, LifetimeChange, Name, UnixMs, first_conflict};
 use box_service::ServiceConfig;
 
 use crate::args::{BoxOptions, Cli};
@@ -37,9 +35,9 @@ pub(crate) async fn in_temporary_box<T>(
     let file = options.config.config.as_deref();
     let (mut config, _) = config::load(file, config::variables()?, Vec::new())?;
     config.network.allow(&options.allow);
-    // An explicit image must exist.
-    let image = options.image.as_deref();
-    config.images.strict |= image.is_some_and(|image| image != HOST_IMAGE);
+    if options.image.is_some() {
+        config.state_dir().context("--image")?;
+    }
     let embedded = EmbeddedServer::start(&config, None, policy(&config, options))?;
     let (client, _server) = embedded.client().await?;
     run_and_delete(&client, options, spec, work).await
@@ -139,17 +137,9 @@ async fn run_and_delete<T>(
     Ok(result)
 }
 
-/// Fails if the box does not use the requested image, or lacks a feature with `--strict`.
-///
-/// A server may use its own system directories for an unknown image, and a machine may be unable to enforce a limit.
+/// Fails if the box lacks a feature with `--strict`, and prints limits that the machine does not enforce.
 async fn check_features(created: &BoxHandle, options: &BoxOptions) -> Result<()> {
     let info = created.info().await?;
-    if let Some(image) = options.image.as_ref().filter(|image| *image != HOST_IMAGE) {
-        ensure!(
-            info.rootfs.as_deref() != Some("host"),
-            "--image: the server has no image {image}; add it to images.roots"
-        );
-    }
     ensure!(
         !options.strict || info.missing.is_empty(),
         "--strict: this machine lacks {}; see `boxd doctor`",

@@ -58,6 +58,11 @@ impl EmbeddedServer {
         runtime.stop_timeout = Duration::from_secs(section.stop_timeout_sec);
         runtime.ends_file = state.map(|state| state.join("ends"));
         runtime.catalog = state.map(open_catalog).transpose()?;
+        let store = state.map(std::path::Path::to_owned);
+        // Without a home directory, boxes without an image still work.
+        let store = store.or_else(|| config.state_dir().ok());
+        let images = store.map(|store| config.images.images(&store));
+        runtime.images = images.transpose()?;
         let runtime = BoxRuntime::start(runtime);
         let calls = config.server.calls_per_token;
         let connector = InProcess::new(runtime.router()).calls_per_caller(calls);

@@ -21,7 +21,7 @@ pub struct FileReader<A: Action = FileRead> {
 }
 
 impl<A: Action<Chunk = FileChunk>> FileReader<A> {
-    pub(super) fn new(chunks: Chunks<A>) -> Self {
+    pub(crate) fn new(chunks: Chunks<A>) -> Self {
         Self {
             chunks,
             unread: Bytes::new(),

@@ -122,9 +122,8 @@ impl Registry {
 
     /// Checks that a registry accepts the credentials that this client has for it.
     pub async fn check_login(&self, registry: &str) -> Result<()> {
-        let probe: Reference = format!("{registry}/x").parse()?;
         let source = Source {
-            authority: probe.registry().to_owned(),
+            authority: Reference::registry_name(registry)?,
             repository: String::new(),
         };
         let answer = self.get(&source, "/v2/", &[], &Progress::none()).await?;

@@ -175,7 +175,7 @@ fn names_of(names: &[Name], digest: &Digest) -> Vec<String> {
 
 pub(super) fn unknown(query: &str) -> Error {
     Error::not_found(format!(
-        "image: `{}` is not in the store; pull or import it first",
+        "image: `{}` is not on this machine; pull or import it first",
         shown(query)
     ))
 }

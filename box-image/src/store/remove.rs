@@ -114,6 +114,13 @@ impl Store {
         Ok(pruned)
     }
 
+    /// Returns how many leases and `uses` an image has.
+    pub fn uses(&self, digest: &Digest, uses: &Uses) -> Result<usize> {
+        let _guard = self.shared()?;
+        self.used(digest, uses)
+    }
+
+    /// As [`uses`](Self::uses). The caller holds a lock.
     fn used(&self, digest: &Digest, uses: &Uses) -> Result<usize> {
         Ok(self.leases(digest)? + uses.get(digest).copied().unwrap_or(0))
     }

@@ -170,7 +170,7 @@ fn an_image_in_use_is_not_removed() {
     let error = other.remove("app", &uses).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "image: app is used by 5; delete its boxes first"
+        "image: app is used by 5 boxes or exports; delete its boxes first"
     );
     assert_eq!(error.code(), box_rpc::Code::Conflict);
     let all = PruneOptions {

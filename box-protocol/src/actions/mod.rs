@@ -19,6 +19,7 @@ mod catalog;
 mod commands;
 mod file_search;
 mod files;
+mod images;
 mod ordering;
 mod output;
 mod ports;
@@ -35,6 +36,7 @@ pub use catalog::*;
 pub use commands::*;
 pub use file_search::*;
 pub use files::*;
+pub use images::*;
 pub use ordering::{OrderKey, Ordered};
 pub use output::*;
 pub use ports::*;
@@ -104,7 +106,8 @@ names! {
     FileRead FileWrite FileStat FileList FileFind FileGrep FileReplace FileMove FileRemove FileMkdir
     FileAttributes FileWatch FilePack FileUnpack
     PortOpen PortSend PortShare
-    CatalogPut CatalogGet CatalogList CatalogUpdate CatalogDelete;
+    CatalogPut CatalogGet CatalogList CatalogUpdate CatalogDelete
+    ImagePull ImageImport ImageExport ImageList ImageGet ImageRemove ImagePrune ImageLogin ImageLogout;
 
     /// The actions that a runtime calls on the agent in a box.
     AGENT_ACTIONS, AGENT_SCHEMAS:

@@ -46,7 +46,7 @@ fn accepts<A: Action>(params: Value) {
 #[test]
 fn the_contract_is_closed() {
     // The list does not include `hello`.
-    assert_eq!(ALL_ACTIONS.len(), 45);
+    assert_eq!(ALL_ACTIONS.len(), 54);
     let names: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).collect();
     assert_eq!(names.len(), ALL_ACTIONS.len() + AGENT_ACTIONS.len());
     for name in names {
@@ -103,6 +103,16 @@ fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     accepts::<CatalogUpdate>(json!({"kind": "volume", "item": "v", "labels": {"a": null},
         "content": {"volume": {"size_mb": 64, "shared": true}}}));
     accepts::<CatalogDelete>(json!({"kind": "volume", "item": "v"}));
+    accepts::<ImagePull>(json!({"reference": "debian", "policy": "missing"}));
+    accepts::<ImageImport>(json!({"name": "mine:1", "data": "",
+        "upload": {"id": "u", "offset": 0}}));
+    accepts::<ImageExport>(json!({"image": "debian"}));
+    accepts::<ImageList>(json!({}));
+    accepts::<ImageGet>(json!({"image": "debian"}));
+    accepts::<ImageRemove>(json!({"image": "debian"}));
+    accepts::<ImagePrune>(json!({}));
+    accepts::<ImageLogin>(json!({"registry": "ghcr.io", "username": "u", "password": "p"}));
+    accepts::<ImageLogout>(json!({"registry": "ghcr.io"}));
     accepts::<AgentStart>(
         json!({"command_id": "c", "program": {"argv": ["ls"]}, "env": {}, "cwd": "/"}),
     );
@@ -200,6 +210,13 @@ fn chunks_are_objects_named_after_their_kind() {
         json!({"started": {"pid": 7}})
     );
     round_trip(&PortChunk::Data(Blob::from("x")));
+    assert_eq!(round_trip(&PullProgress::Saving {}), json!({"saving": {}}));
+    round_trip(&PullProgress::Layer {
+        digest: "sha256:1".to_owned(),
+        phase: LayerPhase::Download,
+        done: 1,
+        total: 2,
+    });
     round_trip(&FileChunk {
         offset: 0,
         data: Blob::from("x"),
@@ -236,6 +253,11 @@ fn secrets_stay_out_of_debug() {
         "command_id": "c", "data": "aHVudGVyMg=="}))
     .unwrap();
     assert!(!format!("{input:?}").contains("hunter2"));
+    let login: ImageLoginParams = serde_json::from_value(
+        json!({"registry": "ghcr.io", "username": "u", "password": "hunter2"}),
+    )
+    .unwrap();
+    assert!(!format!("{login:?}").contains("hunter2"));
     let config: SystemConfigureParams =
         serde_json::from_value(json!({"e2b": {"api_key": "hunter2"}})).unwrap();
     assert_eq!(format!("{config:?}"), r#"{"e2b"}"#);

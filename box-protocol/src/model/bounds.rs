@@ -78,11 +78,8 @@ pub(super) fn check_guest(guest: &Guest) -> Result<(), Invalid> {
     paths::inside("guest", &guest.home).map(drop)
 }
 
-/// Checks that `main` has a program and a limited size.
+/// Checks that `main` has a limited size.
 pub(super) fn check_main(main: &Main) -> Result<(), Invalid> {
-    if main.argv.is_empty() {
-        return Err(Invalid::new("main", "argv must not be empty"));
-    }
     few("main", main.argv.len(), MAX_ARGUMENTS)?;
     if main.argv.iter().map(String::len).sum::<usize>() > MAX_TEXT_BYTES {
         let rule = format!("argv must have at most {MAX_TEXT_BYTES} bytes");

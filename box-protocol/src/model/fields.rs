@@ -20,7 +20,7 @@
 pub(super) use super::bounds::{check_defaults, check_guest, check_labels, check_main};
 pub(super) use super::mount::{BoxMountSpec, HostPathMode};
 pub(super) use super::network::NetworkPolicy;
-pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main};
+pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main, PullPolicy};
 pub(super) use super::rules::{
     Any, AtLeast, Few, HostPath, Inside, Mounts, NoNul, Optional, POSITIVE, Positive, Rule, Secret,
     Word,
@@ -47,9 +47,12 @@ macro_rules! spec_fields {
         /// Whether the box has network access.
         network: Network = (Network::Off), Any, fixed shown, lockable Network;
 
-        /// The image of the root file system; if absent `host`, the system directories of the
-        /// machine.
+        /// The image of the root file system: `NAME[:TAG][@DIGEST]`, or its digest; if absent
+        /// `host`, the system directories of the machine.
         image: String = None, Word, fixed shown, lockable Image;
+
+        /// When the server asks the registry for the image; `missing` if absent.
+        pull: PullPolicy = None, Any, lockable Pull;
 
         /// The user of the commands on an image: a name or an id of the image, with a group after a
         /// colon. The user of the image if absent. `root` has no capability.
@@ -113,7 +116,7 @@ macro_rules! spec_fields {
         /// Defaults of every command of the box.
         defaults: Defaults = None, Secret(check_defaults);
 
-        /// A command that starts with the box.
+        /// A command that starts with the box; without arguments, the command of its image.
         main: Main = None, check_main;
 
         /// Name and home directory of the guest user.
@@ -125,8 +128,8 @@ macro_rules! spec_fields {
         /// The hosts that a box with network access may connect to.
         network_policy: (Box<NetworkPolicy>) = None, Any, lockable NetworkPolicy;
 
-        /// Primitives that the box may lack, such as `network`. The result lists the missing ones
-        /// as `degraded`. A quota is never missing: without support of the file system, the runtime
+        /// Primitives that the box may lack: `network`, `image`. The result lists a missing network
+        /// as `degraded`. With `image`, a box without its image uses the system directories. A quota is never missing: without support of the file system, the runtime
         /// measures the workspace.
         best_effort: (Vec<String>) = None, Few(Word);
     }};

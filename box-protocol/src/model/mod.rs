@@ -36,7 +36,7 @@ pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy, Killed};
 pub use info::{Access, BoxInfo, BoxState, LaneStatus};
 pub use mount::{ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
 pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
-pub use parts::{Defaults, Guest, Labels, Lifetime, Main, OnIdle};
+pub use parts::{Defaults, Guest, Labels, Lifetime, Main, OnIdle, PullPolicy};
 pub use profile::{BoxProfile, Lockable};
 pub use spec::{BoxSpec, DEFAULT_MOUNT_PATH, HOST_IMAGE, Network, SpecDraft};
 pub use world::World;

@@ -42,6 +42,19 @@ pub enum OnIdle {
     Stop,
 }
 
+/// When the server asks the registry for an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum PullPolicy {
+    /// If the server does not have the image.
+    Missing,
+    /// Each time: a tag may have moved.
+    Always,
+    /// Never: a missing image is an error.
+    Never,
+}
+
 /// Defaults of every command of a box, which a command can override.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -72,8 +85,8 @@ pub struct Defaults {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Main {
-    /// Program and arguments.
-    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
+    /// Program and arguments; if empty, the entrypoint and the command of the image.
+    #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
     pub argv: Vec<String>,
     /// Whether the box ends when the command exits; `false` if absent.
     #[serde(default)]

@@ -298,8 +298,8 @@ impl AgentLease {
     }
 
     /// Returns the default settings of the box's commands.
-    pub(crate) fn defaults(&self) -> Option<Defaults> {
-        self.entry.status().defaults.as_deref().cloned()
+    pub(crate) fn defaults(&self) -> Defaults {
+        self.entry.command_defaults()
     }
 
     /// Reserves memory for the payload of a call.

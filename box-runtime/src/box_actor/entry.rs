@@ -60,9 +60,21 @@ pub(crate) struct BoxStatus {
     pub(crate) lifetime: Option<Box<Lifetime>>,
     pub(crate) defaults: Option<Box<Defaults>>,
     pub(crate) network_policy: Option<Box<NetworkPolicy>>,
+    /// Settings of the image of the box.
+    pub(crate) image: Option<Box<ImageDefaults>>,
     /// Location of the box, while it exists.
     pub(crate) location: Option<Location>,
     pub(crate) mounts: Mounts,
+}
+
+/// The settings of an image that the runtime applies to the commands of its box.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ImageDefaults {
+    /// The working directory, unless a host directory is mounted as the workspace.
+    pub(crate) cwd: Option<String>,
+    /// Entrypoint and command, if the spec asks for them.
+    pub(crate) argv: Vec<String>,
 }
 
 /// Version of [`PersistedBox`].
@@ -91,6 +103,8 @@ pub(crate) struct PersistedBox {
     #[serde(default)]
     network_policy: Option<NetworkPolicy>,
     #[serde(default)]
+    image: Option<ImageDefaults>,
+    #[serde(default)]
     pub(crate) paused: bool,
     #[serde(default)]
     pub(crate) stopped: bool,
@@ -103,6 +117,12 @@ impl PersistedBox {
     pub(crate) fn read(text: &str) -> Option<Self> {
         let record: Self = serde_json::from_str(text).ok()?;
         (record.version <= RECORD_VERSION).then_some(record)
+    }
+
+    /// Returns the digest of the image of the box.
+    #[cfg(feature = "native")]
+    pub(crate) fn image_digest(self) -> Option<String> {
+        self.facts.image_resolved
     }
 }
 
@@ -162,6 +182,7 @@ impl BoxEntry {
             lifetime: spec.lifetime.take().map(Box::new),
             defaults: spec.defaults.take().map(Box::new),
             network_policy: spec.network_policy.take(),
+            image: None,
             location: None,
             mounts: Mounts::default(),
         };
@@ -236,6 +257,18 @@ impl BoxEntry {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the defaults of the commands of the box, with those of its image.
+    pub(crate) fn command_defaults(&self) -> Defaults {
+        let status = self.status();
+        let mut defaults = status.defaults.as_deref().cloned().unwrap_or_default();
+        if defaults.cwd.is_none()
+            && let Some(image) = &status.image
+        {
+            defaults.cwd.clone_from(&image.cwd);
+        }
+        defaults
+    }
+
     pub(crate) fn world(&self) -> World {
         self.spec.world.clone().unwrap_or_default()
     }
@@ -283,6 +316,7 @@ impl BoxEntry {
             lifetime: status.lifetime.as_deref().cloned(),
             defaults: status.defaults.as_deref().cloned(),
             network_policy: status.network_policy.as_deref().cloned(),
+            image: status.image.as_deref().cloned(),
             paused: status.state == BoxState::Paused,
             stopped: status.state == BoxState::Stopped,
             mounts: status.mounts.clone(),
@@ -304,6 +338,7 @@ impl BoxEntry {
             status.lifetime = record.lifetime.map(Box::new);
             status.defaults = record.defaults.map(Box::new);
             status.network_policy = record.network_policy.map(Box::new);
+            status.image = record.image.map(Box::new);
         }
         entry
     }

@@ -2,13 +2,14 @@
 //!
 //! # Start of a box
 //! 1. The selector chooses the first available backend (`backend_choice.rs`).
-//! 2. The backend creates the box and returns a connection to its agent (`native/create.rs`).
-//! 3. The runtime checks the health of the agent and passes it the environment of the box.
-//! 4. The backend applies the network policy, before any process of the guest runs.
-//! 5. The agent starts the main command, if the spec has one (`main_command.rs`).
-//! 6. The runtime writes the record of the box, if boxes outlive it, and opens the access for calls.
+//! 2. The runtime resolves the image of the spec, and pulls it if necessary (`images/resolve.rs`).
+//! 3. The backend creates the box and returns a connection to its agent (`native/create.rs`).
+//! 4. The runtime checks the health of the agent and passes it the environment of the box.
+//! 5. The backend applies the network policy, before any process of the guest runs.
+//! 6. The agent starts the main command, if the spec has one (`main_command.rs`).
+//! 7. The runtime writes the record of the box, if boxes outlive it, and opens the access for calls.
 //!
-//! If a step fails or takes too long, the runtime stops the box and the call gets the error.
+//! A pull has no time limit. If another step fails or takes too long, the runtime stops the box and the call gets the error.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -34,6 +35,7 @@ use crate::backend::{Backend, StartRequest, StartedBox};
 use crate::box_actor::agent_access::{Agent, box_ended};
 use crate::box_actor::entry::{Location, Mounts};
 use crate::environment::box_environment;
+use crate::images::ResolvedImage;
 use crate::shm::ShmPool;
 
 /// Version of the `agent.*` contract that this runtime supports.
@@ -243,7 +245,13 @@ impl Instance {
     }
 
     /// Ensures that the box runs with the requested mounts; returns whether it started.
-    pub(super) async fn ready(&mut self, requested: &BoxSpec) -> Result<bool, NotReady> {
+    ///
+    /// `pulls_all` says whether the caller may pull every image.
+    pub(super) async fn ready(
+        &mut self,
+        requested: &BoxSpec,
+        pulls_all: bool,
+    ) -> Result<bool, NotReady> {
         if self.running.is_some() && !self.is_alive().await {
             let why = self.end_reason();
             let why = why
@@ -257,7 +265,7 @@ impl Instance {
         }
         if self.running.is_none() {
             // Boxed, so that the future of every actor does not reserve space for a start.
-            let started = Box::pin(self.start(requested)).await;
+            let started = Box::pin(self.start(requested, pulls_all)).await;
             started.map_err(NotReady::Failed)?;
             return Ok(true);
         }
@@ -315,12 +323,10 @@ impl Instance {
         }
     }
 
-    async fn start(&mut self, requested: &BoxSpec) -> Result<(), BoxError> {
+    async fn start(&mut self, requested: &BoxSpec, pulls_all: bool) -> Result<(), BoxError> {
         let choice = self.shared.selector.choose().await;
         let backend = choice.backend_for(requested)?;
         let is_restart = self.mark_starting(backend);
-        let id = Uuid::now_v7();
-        self.to_stop = Some((Arc::clone(backend), id));
         // A restarted box keeps its original spec except for the mounts. Only the mounts of this
         // call have been authorized now.
         let restart_spec = is_restart.then(|| {
@@ -329,8 +335,16 @@ impl Instance {
             spec
         });
         let spec = restart_spec.as_ref().unwrap_or(requested);
+        let mut image = self.shared.images.resolve(spec, pulls_all).await?;
+        let id = Uuid::now_v7();
+        self.to_stop = Some((Arc::clone(backend), id));
+        if let Some(image) = &mut image {
+            self.shared.images.hold(id, image.lease.take());
+        }
+        let defaults = image.as_ref().map(|image| Box::new(image.defaults.clone()));
+        self.entry.status().image = defaults;
         let limit = self.shared.config.start_timeout;
-        let creation = self.create(backend, id, spec);
+        let creation = self.create(backend, id, spec, image);
         let created = bounded(&**backend, "start", limit, creation).await;
         let (running, started) = match created.and_then(|created| created) {
             Ok(created) => created,
@@ -387,19 +401,20 @@ impl Instance {
         backend: &Arc<dyn Backend>,
         id: Uuid,
         spec: &BoxSpec,
+        image: Option<ResolvedImage>,
     ) -> Result<(RunningBox, (String, crate::Facts)), BoxError> {
+        let root = image.as_ref().map(|image| &image.root);
+        let request = StartRequest::new(id, spec).with_image(root);
         let StartedBox {
             backend_id,
             connection,
             facts,
             shm,
-        } = backend.start(StartRequest::new(id, spec)).await?;
-        let defaults = self.entry.status().defaults.clone();
+        } = backend.start(request).await?;
+        let defaults = self.entry.command_defaults();
         let health = AgentHealthParams {
-            env: Some(box_environment(spec, &facts)?),
-            cwd: defaults
-                .and_then(|defaults| defaults.cwd)
-                .or_else(|| Some(spec.mount_path.clone())),
+            env: Some(box_environment(spec, &facts, root.map(|root| &root.env))?),
+            cwd: defaults.cwd.or_else(|| Some(spec.mount_path.clone())),
             file_bytes: spec.file_bytes(),
         };
         let connection = (connection, shm);
@@ -458,6 +473,9 @@ impl Instance {
             let stopped = bounded(&*backend, "end", limit, backend.stop(id)).await;
             self.to_stop = None;
             let stopped = stopped.and_then(|stopped| stopped);
+            if let Ok(()) = stopped {
+                self.shared.images.release(id);
+            }
             if let Err(error) = &stopped {
                 let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
                 tracing::error!(%owner, %box_id, backend_id = %id, %error, "cannot stop the box");

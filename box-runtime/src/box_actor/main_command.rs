@@ -5,6 +5,7 @@ use std::sync::Arc;
 use box_protocol::actions::{
     AgentOutput, AgentOutputParams, AgentStart, AgentStartParams, ReadFrom, Until, View,
 };
+use box_protocol::error::Detail;
 use box_protocol::{BoxError, CommandId, Env, ExitWhy, Program, Role};
 use box_rpc::Peer;
 use futures::StreamExt as _;
@@ -40,11 +41,20 @@ impl Instance {
             return Ok(());
         };
         let agent = running.agent.peer();
-        let defaults = self.entry.status().defaults.as_deref().cloned();
-        let defaults = defaults.unwrap_or_default();
+        let defaults = self.entry.command_defaults();
         let env = command_environment(&agent, &spec.box_id, &defaults, Env::new()).await?;
         let cwd = directory(None, defaults.cwd, spec);
-        let program = Program::argv(main.argv.iter().cloned())?;
+        let argv = if main.argv.is_empty() {
+            let image = self.entry.status().image.clone();
+            image.map(|image| image.argv).unwrap_or_default()
+        } else {
+            main.argv.clone()
+        };
+        if argv.is_empty() {
+            let message = "main: the image has no command; set argv";
+            return Err(BoxError::validation(message).with_detail(&Detail::of_field("main")));
+        }
+        let program = Program::argv(argv)?;
         let agent_params = AgentStartParams {
             env,
             user: defaults.user,

@@ -46,11 +46,13 @@ use crate::backend_choice::BackendSelector;
 use crate::box_actor::agent_access::box_ended;
 use crate::box_actor::entry::BoxEntry;
 use crate::call_order::CallOrders;
+use crate::caller::Visibility as _;
 use crate::catalog::Items;
 use crate::config::RuntimeConfig;
 use crate::ended_boxes::EndedBoxes;
 use crate::events::Events;
 use crate::exec::FinishReply;
+use crate::images::Images;
 use crate::registry::RegistryMessage;
 
 pub(crate) use self::instance::{RunningBox, carrier_limits};
@@ -74,6 +76,7 @@ pub(crate) struct Shared {
     pub(crate) orders: CallOrders,
     /// Items that outlive boxes.
     pub(crate) items: Items,
+    pub(crate) images: Images,
 }
 
 /// What an actor begins with.
@@ -270,7 +273,9 @@ impl Actor {
         let Some(spec) = request.spec() else {
             return Ok(false);
         };
-        match self.queue.run_job(self.instance.ready(spec)).await {
+        let (_, caller) = request.subject();
+        let job = self.instance.ready(spec, caller.can_see_all());
+        match self.queue.run_job(job).await {
             JobOutcome::Done(Ok(started)) => {
                 self.queue.mark_used();
                 if started {
@@ -456,6 +461,7 @@ mod tests {
             empty_router: Router::empty(),
             orders: CallOrders::default(),
             items: Items::default(),
+            images: Images::new(&config),
             config,
         });
         let spec = SpecDraft::new("s").build().unwrap();

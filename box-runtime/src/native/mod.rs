@@ -336,6 +336,20 @@ impl Backend for NativeBackend {
         Ok(found.recorded)
     }
 
+    fn records(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
+        match self
+            .0
+            .config
+            .state_dir
+            .as_deref()
+            .map(|root| adopt::list(root, readable))
+        {
+            None => Ok(Vec::new()),
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Some(found) => Ok(found.map_err(os_error)?.recorded),
+        }
+    }
+
     async fn reach(&self, id: Uuid) -> Result<Reach, BoxError> {
         let state = self.state_of(id).ok_or_else(box_gone)?;
         let cgroups = self.0.adopted.get().ok_or_else(box_gone)?;

@@ -316,8 +316,9 @@ fn an_unresolved_path_is_refused() {
     assert_eq!(error.code(), Code::Internal);
 }
 
-const LOCKABLE: [&str; 10] = [
+const LOCKABLE: [&str; 11] = [
     "image",
+    "pull",
     "network",
     "timeout_sec",
     "host_path_mode",
@@ -332,12 +333,13 @@ const LOCKABLE: [&str; 10] = [
 prop_compose! {
     /// Values for every field a profile can lock.
     fn values()(
-        image in "[a-z]{1,4}", network in prop::sample::select(vec!["off", "on"]),
+        image in "[a-z]{1,4}", pull in prop::sample::select(vec!["missing", "always", "never"]),
+        network in prop::sample::select(vec!["off", "on"]),
         timeout_sec in 1_u64..500, mode in prop::sample::select(vec!["none", "ro", "rw"]),
         cpus in 1_u32..8, memory_mb in 32_u64..4096, pids_limit in 1_u64..512,
         read_only_rootfs: bool, quota in 0_u64..64, disk in 0_u64..64,
     ) -> BTreeMap<&'static str, serde_json::Value> {
-        LOCKABLE.into_iter().zip([json!(image), json!(network), json!(timeout_sec), json!(mode),
+        LOCKABLE.into_iter().zip([json!(image), json!(pull), json!(network), json!(timeout_sec), json!(mode),
             json!(cpus), json!(memory_mb), json!(pids_limit), json!(read_only_rootfs), json!(quota), json!(disk)]).collect()
     }
 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use box_client::{Network, NetworkPolicy, NetworkRule, SpecDraft};
-use box_protocol::{BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HostPathMode, Lifetime};
+use box_protocol::{
+    BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HostPathMode, Lifetime, PullPolicy,
+};
 use clap::{Args, ValueEnum};
 
 use super::{ConfigFile, ExecOptions, Program};
@@ -80,9 +82,12 @@ pub(crate) struct BoxOptions {
     /// Keep a named box until it is deleted
     #[arg(long, help_heading = BOX)]
     pub(crate) keep: bool,
-    /// Use this image as the root filesystem
+    /// Use this image as the root filesystem; pull it if it is missing
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     pub(crate) image: Option<String>,
+    /// Pull the image: missing, always or never
+    #[arg(long, value_enum, value_name = "WHEN", hide_possible_values = true, requires = "image", help_heading = BOX)]
+    pub(crate) pull: Option<Pull>,
     /// Use this profile; not allowed with a server
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     pub(crate) profile: Option<String>,
@@ -178,6 +183,7 @@ impl BoxOptions {
             network,
             network_policy: network_policy.map(Box::new),
             image: self.image.clone(),
+            pull: self.pull.map(Pull::policy),
             user: None,
             host_path,
             host_path_mode,
@@ -234,6 +240,24 @@ impl BoxOptions {
         let ttl = self.ttl.map(|ttl| u64::try_from(ttl.as_millis()));
         let ttl = ttl.map(|ttl| ttl.unwrap_or(FOREVER_MS).min(FOREVER_MS));
         ttl.or(self.keep.then_some(FOREVER_MS))
+    }
+}
+
+/// When to pull an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pull {
+    Missing,
+    Always,
+    Never,
+}
+
+impl Pull {
+    pub(crate) fn policy(self) -> PullPolicy {
+        match self {
+            Self::Missing => PullPolicy::Missing,
+            Self::Always => PullPolicy::Always,
+            Self::Never => PullPolicy::Never,
+        }
     }
 }
 

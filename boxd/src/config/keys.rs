@@ -44,6 +44,7 @@ const fn unset(name: &'static str, example: &'static str, about: &'static str) -
 pub(crate) const TABLE_KEYS: &[&str] = &[
     "policy.profiles",
     "policy.tokens",
+    "images.mirrors",
     "images.roots",
     "network.hosts",
 ];
@@ -288,12 +289,47 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "images.strict",
         "false",
-        "Refuse images that images.roots does not list, instead of using the system directories of the machine.",
+        "Refuse boxes that would use the system directories of the machine: those without an image, and those of LangBot if the\nmachine does not have their image.",
     ),
     unset(
         "images.roots",
         r#"{ "python:3.12" = "/srv/roots/python" }"#,
-        "Root directories by image name.",
+        "Root directories by image name. They take precedence over pulled and imported images.",
+    ),
+    key(
+        "images.allow_pull",
+        "[]",
+        "Repositories that callers other than the user of the server may pull: debian, ghcr.io/acme/app, ghcr.io/acme/*, or *.\nEvery caller may use the images that the server has.",
+    ),
+    unset(
+        "images.mirrors",
+        r#"{ "docker.io" = ["mirror.internal:5000"] }"#,
+        "Mirrors by registry. The server tries them in order before the registry.",
+    ),
+    key(
+        "images.insecure_registries",
+        "[]",
+        "Registries without TLS, as HOST[:PORT]. Registries on this machine need no entry.",
+    ),
+    unset(
+        "images.ca_file",
+        r#""/etc/boxd/registry-ca.pem""#,
+        "File with certificate authorities of registries in PEM, in addition to those of the system.",
+    ),
+    key(
+        "images.max_download_mb",
+        "16384",
+        "Maximum size of the compressed layers of an image in MiB.",
+    ),
+    key(
+        "images.max_unpacked_mb",
+        "32768",
+        "Maximum size of an unpacked image in MiB.",
+    ),
+    key(
+        "images.max_entries",
+        "1000000",
+        "Maximum number of files and directories in the layers of an image.",
     ),
     key(
         "log.level",

@@ -15,6 +15,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use box_runtime::{ImagesConfig, PullRule};
 use box_service::ServiceConfig;
 use serde::Deserialize;
 use toml::{Table, Value};
@@ -33,6 +34,16 @@ pub(crate) struct Config {
     pub(crate) network: NetworkSection,
     pub(crate) images: ImagesSection,
     pub(crate) log: LogSection,
+}
+
+impl Config {
+    /// Returns the state directory: the configured one, or the default.
+    pub(crate) fn state_dir(&self) -> Result<PathBuf> {
+        match &self.server.state_dir {
+            Some(directory) => Ok(directory.clone()),
+            None => crate::connect::default_state_dir(),
+        }
+    }
 }
 
 /// Listeners and their callers.
@@ -87,6 +98,38 @@ pub(crate) struct ImagesSection {
     pub(crate) strict: bool,
     #[serde(default)]
     pub(crate) roots: BTreeMap<String, PathBuf>,
+    allow_pull: Vec<String>,
+    #[serde(default)]
+    mirrors: BTreeMap<String, Vec<String>>,
+    insecure_registries: Vec<String>,
+    ca_file: Option<PathBuf>,
+    max_download_mb: NonZeroU64,
+    max_unpacked_mb: NonZeroU64,
+    max_entries: NonZeroU64,
+}
+
+impl ImagesSection {
+    /// Returns the settings of images with a store in this directory.
+    pub(crate) fn images(&self, state: &Path) -> Result<ImagesConfig> {
+        let bytes = |mb: NonZeroU64| mb.get().saturating_mul(1 << 20);
+        let rule = |text: &String| {
+            let rule = text.parse::<PullRule>();
+            rule.map_err(|error| anyhow!("images.allow_pull: {error}"))
+        };
+        let mut images = ImagesConfig::in_directory(state);
+        images.roots.clone_from(&self.roots);
+        images.strict = self.strict;
+        images.allow_pull = self.allow_pull.iter().map(rule).collect::<Result<_>>()?;
+        images.mirrors.clone_from(&self.mirrors);
+        images
+            .insecure_registries
+            .clone_from(&self.insecure_registries);
+        images.ca_files = self.ca_file.iter().cloned().collect();
+        images.limits.compressed_bytes = bytes(self.max_download_mb);
+        images.limits.decoded_bytes = bytes(self.max_unpacked_mb);
+        images.limits.entries = self.max_entries.get();
+        Ok(images)
+    }
 }
 
 /// The log on stderr.
@@ -382,5 +425,7 @@ mod tests {
             config.runtime.stop_timeout_sec,
             runtime.stop_timeout.as_secs()
         );
+        let images = config.images.images(Path::new("/s")).unwrap();
+        assert_eq!(images.limits, ImagesConfig::in_directory("/s").limits);
     }
 }

@@ -32,7 +32,7 @@ use self::listeners::Listeners;
 use self::tokens::Tokens;
 use crate::args::{Cli, ServeArgs};
 use crate::config::{self, Config, Flag, ServerSection, Values};
-use crate::connect::{SOCKET, default_state_dir};
+use crate::connect::SOCKET;
 use crate::embedded::EmbeddedServer;
 use crate::{EXIT_FAILED, error_report, langbot, log, output};
 
@@ -59,10 +59,7 @@ pub(crate) async fn run(cli: &Cli, args: &ServeArgs) -> Result<ExitCode> {
     if args.langbot.is_some() {
         langbot::raise_box_limit(&mut config, &values);
     }
-    let state = match &config.server.state_dir {
-        Some(directory) => directory.clone(),
-        None => default_state_dir()?,
-    };
+    let state = config.state_dir()?;
     create_state_dir(&state)?;
     let private = private_paths(&state, &config.server)?;
     config.policy.private.clone_from(&private);

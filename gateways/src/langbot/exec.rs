@@ -7,7 +7,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxId, CommandId, ExecutionStatus, Guest, Invalid, Network,
-    Program, SpecDraft,
+    Program, PullPolicy, SpecDraft,
 };
 use box_service::draft_with_session_id;
 use serde::Serialize;
@@ -238,9 +238,14 @@ impl Installation {
             name: "box".to_owned(),
             home: HOME.to_owned(),
         });
+        // LangBot names an image that this machine need not have.
+        draft.pull = Some(PullPolicy::Never);
+        let mut best_effort = vec!["image".to_owned()];
         // The network is never wider than requested; without one, the box reports that it is offline.
-        draft.best_effort =
-            (draft.network == Some(Network::On)).then(|| vec!["network".to_owned()]);
+        if draft.network == Some(Network::On) {
+            best_effort.push("network".to_owned());
+        }
+        draft.best_effort = Some(best_effort);
         Ok((draft, id))
     }
 }

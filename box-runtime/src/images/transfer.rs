@@ -1,0 +1,286 @@
+//! Imports and exports: archives in pieces.
+//!
+//! An import runs on a thread that reads the pieces as they arrive, so that the server stores an
+//! archive once. An upload without a piece for ten minutes is cancelled.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use box_image::{ExportOptions, Image, ImportOptions, Reference};
+use box_protocol::actions::{FileChunk, ImageExportResult, ImageImportParams, UploadPiece};
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{Blob, BoxError, Code, Invalid, MAX_CHUNK_BYTES, UploadId};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::{Inner, failed, lock};
+
+/// Maximum number of uploads at the same time. Beyond: `capacity`.
+const UPLOADS: usize = 8;
+
+/// Time without a piece after which an upload is cancelled.
+const IDLE: Duration = Duration::from_mins(10);
+
+/// Pieces that wait for the thread of an import.
+const WAITING_PIECES: usize = 2;
+
+/// The uploads in progress, and those that ended recently.
+#[derive(Default)]
+pub(super) struct Uploads(Mutex<HashMap<UploadId, Arc<Upload>>>);
+
+struct Upload {
+    state: tokio::sync::Mutex<UploadState>,
+    touched: Mutex<Instant>,
+    outcome: watch::Receiver<Option<Result<Image, BoxError>>>,
+}
+
+struct UploadState {
+    received: u64,
+    /// `None` after the last piece.
+    pieces: Option<mpsc::Sender<Piece>>,
+}
+
+enum Piece {
+    Data(Blob),
+    End,
+}
+
+impl Inner {
+    /// Takes a piece of an archive; returns the image after the last one.
+    pub(super) async fn import_piece(
+        self: &Arc<Self>,
+        params: ImageImportParams,
+    ) -> Result<Option<Image>, BoxError> {
+        let ImageImportParams {
+            name,
+            select,
+            data,
+            upload: piece,
+        } = params;
+        if piece.abort {
+            lock(&self.uploads.0).remove(&piece.id);
+            return Err(BoxError::cancelled("upload: the client has cancelled it"));
+        }
+        let upload = match self.upload(&piece) {
+            Some(upload) => upload,
+            None if piece.offset == 0 => {
+                let name: Reference = name.parse().map_err(failed)?;
+                let options = ImportOptions {
+                    name: Some(name),
+                    select,
+                    ..ImportOptions::default()
+                };
+                self.begin(piece.id.clone(), options)?
+            }
+            None => {
+                let message = "upload: unknown or expired; begin again at offset 0";
+                return Err(BoxError::not_found(message)
+                    .with_detail(&Detail::of_field("upload").of(Subject::Image)));
+            }
+        };
+        upload.take(data, &piece).await
+    }
+
+    fn upload(&self, piece: &UploadPiece) -> Option<Arc<Upload>> {
+        lock(&self.uploads.0).get(&piece.id).cloned()
+    }
+
+    /// Starts the thread of an import.
+    fn begin(
+        self: &Arc<Self>,
+        id: UploadId,
+        options: ImportOptions,
+    ) -> Result<Arc<Upload>, BoxError> {
+        let (pieces, waiting) = mpsc::channel(WAITING_PIECES);
+        let (report, outcome) = watch::channel(None);
+        let upload = Arc::new(Upload {
+            state: tokio::sync::Mutex::new(UploadState {
+                received: 0,
+                pieces: Some(pieces),
+            }),
+            touched: Mutex::new(Instant::now()),
+            outcome,
+        });
+        {
+            let mut uploads = lock(&self.uploads.0);
+            if uploads.len() >= UPLOADS {
+                uploads.retain(|_, upload| upload.outcome.borrow().is_none());
+            }
+            if uploads.len() >= UPLOADS {
+                let what = "the number of imports at the same time";
+                return Err(BoxError::limit(
+                    Code::Capacity,
+                    what,
+                    "image_uploads",
+                    UPLOADS,
+                ));
+            }
+            uploads.insert(id.clone(), Arc::clone(&upload));
+        }
+        let inner = Arc::clone(self);
+        tokio::task::spawn_blocking(move || {
+            let stream = Pieces {
+                waiting,
+                current: Blob::default(),
+                ended: false,
+            };
+            let imported = inner.store().and_then(|store| {
+                let imported = store.import_stream(stream, &options);
+                imported.map_err(failed)
+            });
+            let _ = report.send(Some(imported));
+        });
+        tokio::spawn(expire(Arc::clone(self), id, Arc::downgrade(&upload)));
+        Ok(upload)
+    }
+}
+
+/// Forgets an upload that has no piece for a while.
+async fn expire(inner: Arc<Inner>, id: UploadId, upload: std::sync::Weak<Upload>) {
+    loop {
+        let Some(idle_at) = upload.upgrade().map(|upload| *lock(&upload.touched) + IDLE) else {
+            return;
+        };
+        if idle_at <= Instant::now() {
+            break;
+        }
+        tokio::time::sleep_until(idle_at).await;
+    }
+    lock(&inner.uploads.0).remove(&id);
+}
+
+impl Upload {
+    async fn take(&self, data: Blob, piece: &UploadPiece) -> Result<Option<Image>, BoxError> {
+        let mut state = self.state.lock().await;
+        *lock(&self.touched) = Instant::now();
+        let (offset, end) = (piece.offset, piece.offset.checked_add(data.len() as u64));
+        let Some(end) = end else {
+            return Err(Invalid::new("upload", "the offset is too large").into());
+        };
+        if offset > state.received {
+            let message = format!(
+                "upload: the piece begins at {offset}, but the server has {} bytes; send the pieces in order",
+                state.received
+            );
+            return Err(BoxError::conflict(message)
+                .with_detail(&Detail::of_field("upload").of(Subject::Image)));
+        }
+        if let Some(pieces) = &state.pieces {
+            // A client may repeat a piece.
+            let known = usize::try_from(state.received - offset).unwrap_or(usize::MAX);
+            if known < data.len() {
+                let new = Blob(data.0.slice(known..));
+                if pieces.send(Piece::Data(new)).await.is_err() {
+                    return self.outcome().await.map(Some);
+                }
+                state.received = end;
+            }
+            if piece.done
+                && let Some(pieces) = state.pieces.take()
+            {
+                let _ = pieces.send(Piece::End).await;
+            }
+        }
+        if state.pieces.is_some() {
+            return Ok(None);
+        }
+        drop(state);
+        self.outcome().await.map(Some)
+    }
+
+    /// Waits for the end of the import.
+    async fn outcome(&self) -> Result<Image, BoxError> {
+        let mut outcome = self.outcome.clone();
+        let ended = outcome.wait_for(Option::is_some).await;
+        let ended = ended.ok().and_then(|ended| ended.clone());
+        ended.unwrap_or_else(|| Err(BoxError::internal("image: the import failed")))
+    }
+}
+
+/// The pieces of an archive as a stream.
+struct Pieces {
+    waiting: mpsc::Receiver<Piece>,
+    current: Blob,
+    ended: bool,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_empty() && !self.ended {
+            match self.waiting.blocking_recv() {
+                Some(Piece::Data(data)) => self.current = data,
+                Some(Piece::End) => self.ended = true,
+                None => return Err(box_image::Error::Cancelled.into()),
+            }
+        }
+        let length = into.len().min(self.current.len());
+        into[..length].copy_from_slice(&self.current.0.split_to(length));
+        Ok(length)
+    }
+}
+
+impl Inner {
+    /// Sends an archive of an image.
+    pub(super) async fn export(
+        self: &Arc<Self>,
+        image: String,
+        chunks: mpsc::Sender<FileChunk>,
+    ) -> Result<ImageExportResult, BoxError> {
+        let exporting = self.with_store(move |_, store| {
+            let names = store.get(&image).map_err(failed)?.names;
+            let name = image.parse::<Reference>().ok();
+            let options = ExportOptions {
+                name: name.filter(|name| names.contains(&name.to_string())),
+            };
+            let mut to = ChunkWriter {
+                chunks,
+                buffer: Vec::with_capacity(MAX_CHUNK_BYTES),
+                offset: 0,
+            };
+            let digest = store.export(&image, &mut to, &options).map_err(failed)?;
+            to.flush().map_err(|_| left())?;
+            Ok(ImageExportResult {
+                digest: digest.to_string(),
+                bytes: to.offset,
+            })
+        });
+        exporting.await
+    }
+}
+
+/// Sends what is written as chunks.
+struct ChunkWriter {
+    chunks: mpsc::Sender<FileChunk>,
+    buffer: Vec<u8>,
+    offset: u64,
+}
+
+impl Write for ChunkWriter {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if self.buffer.len() >= MAX_CHUNK_BYTES {
+            self.flush()?;
+        }
+        let length = data.len().min(MAX_CHUNK_BYTES - self.buffer.len());
+        self.buffer.extend_from_slice(&data[..length]);
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let data = std::mem::replace(&mut self.buffer, Vec::with_capacity(MAX_CHUNK_BYTES));
+        let (offset, length) = (self.offset, data.len() as u64);
+        let data = Blob::from(data);
+        let sent = self.chunks.blocking_send(FileChunk { offset, data });
+        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        self.offset += length;
+        Ok(())
+    }
+}
+
+fn left() -> BoxError {
+    BoxError::cancelled("the client has disconnected")
+}
