@@ -77,9 +77,12 @@ impl Machine {
 
     fn with(name: &'static str, user: Option<u32>, config: NativeConfig) -> Self {
         let backend = NativeBackend::new(config);
+        let mut runtime = RuntimeConfig::with(backend.clone());
+        // An emulated machine beside other work takes several seconds to start the fork server.
+        runtime.probe_timeout = Duration::from_mins(1);
         Self {
             name,
-            runtime: BoxRuntime::start(RuntimeConfig::with(backend.clone())),
+            runtime: BoxRuntime::start(runtime),
             backend,
             uid: user.unwrap_or_else(|| rustix::process::geteuid().as_raw()),
         }
