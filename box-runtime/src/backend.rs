@@ -325,6 +325,10 @@ pub struct StartRequest<'a> {
     ///
     /// Otherwise the backend resolves the name in the spec.
     pub image: Option<&'a ImageRoot>,
+    /// The snapshots on top of the image, the topmost first.
+    ///
+    /// Each is a directory of private files of an earlier box.
+    pub layers: &'a [PathBuf],
 }
 
 impl<'a> StartRequest<'a> {
@@ -334,7 +338,14 @@ impl<'a> StartRequest<'a> {
             id,
             spec,
             image: None,
+            layers: &[],
         }
+    }
+
+    /// Returns this request with snapshots, the topmost first.
+    pub fn with_layers(mut self, layers: &'a [PathBuf]) -> Self {
+        self.layers = layers;
+        self
     }
 
     /// Returns this request with a resolved image.

@@ -59,7 +59,7 @@ pub use network::{
 };
 pub use peer::{peer_is_in_our_user_namespace, peer_pidfd};
 pub use plan::{
-    Caps, Guest, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPlan, Scratch, Source,
+    Caps, Guest, LAYERS_MAX, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPlan, Scratch, Source,
 };
 pub use probe::Primitives;
 pub use quota::DirectoryQuota;

@@ -113,6 +113,30 @@ pub(crate) fn create_dirs(root: BorrowedFd<'_>, path: &Path) -> io::Result<Owned
     )
 }
 
+/// Whether a path leads through a link or a file instead of a directory.
+pub(crate) fn is_no_directory(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::NOTDIR | Errno::LOOP))
+}
+
+/// Removes the first part of a path that is not a directory.
+pub(crate) fn remove_non_directory(root: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let mut dir = None;
+    for component in path.components() {
+        let Component::Normal(name) = component else {
+            continue;
+        };
+        let at = dir.as_ref().map_or(root, AsFd::as_fd);
+        match open_beneath(at, name, OFlags::PATH | OFlags::DIRECTORY) {
+            Err(error) if is_no_directory(&error) => {
+                return Ok(rustix::fs::unlinkat(at, name, AtFlags::empty())?);
+            }
+            next => dir = Some(next?),
+        }
+    }
+    Ok(())
+}
+
 /// Creates a mount point: a directory for a directory, otherwise an empty file.
 pub(crate) fn create_mount_point(
     root: BorrowedFd<'_>,

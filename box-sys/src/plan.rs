@@ -12,6 +12,8 @@ const HOSTNAME_MAX: usize = 64;
 pub(crate) const RESERVED_IDS: std::ops::RangeInclusive<u32> = 60_999..=61_999;
 /// Largest id of a guest.
 const GUEST_MAX: u32 = 65_535;
+/// Limit of snapshots in one plan.
+pub const LAYERS_MAX: usize = 32;
 /// Limit of mounts and of directories in one plan.
 pub const MOUNTS_MAX: usize = 64;
 
@@ -24,6 +26,12 @@ pub struct SandboxPlan {
     pub hostname: String,
     /// Content of the root directory.
     pub root: Root,
+    /// Snapshots on top of the root, the topmost first: host directories.
+    ///
+    /// Each is a directory of private files of an earlier box, with the marks of an overlay for
+    /// removed files. Box never writes to them, and they must not change while a box uses them.
+    /// Files of root's boxes belong to the ids that they have in a box.
+    pub layers: Vec<PathBuf>,
     /// Whether the root is read-only.
     ///
     /// Otherwise writes go to `scratch`.
@@ -52,6 +60,7 @@ impl Default for SandboxPlan {
             name: "box".into(),
             hostname: "box".into(),
             root: Root::Host,
+            layers: Vec::new(),
             read_only_root: true,
             guest: Guest::default(),
             mounts: Vec::new(),
@@ -284,6 +293,11 @@ impl Default for Limits {
 }
 
 impl SandboxPlan {
+    /// Whether the root is an overlay. Otherwise it is the directory of the private files.
+    pub(crate) fn has_overlay(&self) -> bool {
+        !self.layers.is_empty() || matches!(self.root, Root::Image(_))
+    }
+
     /// Checks the plan before anything is created.
     pub fn validate(&self) -> Result<()> {
         check_name("name", &self.name)?;
@@ -304,6 +318,12 @@ impl SandboxPlan {
                 "mounts: {}, dirs: {}; the limit is {MOUNTS_MAX} of each",
                 self.mounts.len(),
                 self.dirs.len()
+            )));
+        }
+        if self.layers.len() > LAYERS_MAX {
+            return Err(Error::Invalid(format!(
+                "layers: {}; the limit is {LAYERS_MAX}",
+                self.layers.len()
             )));
         }
         self.scratch.validate()?;

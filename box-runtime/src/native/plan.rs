@@ -90,6 +90,7 @@ pub(super) fn build(
         name: "box".into(),
         hostname: hostname(spec.name.as_ref().map(Name::as_str)),
         root: image.map_or(Root::Host, |image| Root::Image(image.path.clone())),
+        layers: request.layers.to_vec(),
         read_only_root: spec.read_only_rootfs,
         guest,
         dirs: dirs(spec),

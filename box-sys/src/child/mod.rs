@@ -4,6 +4,7 @@
 //! then enters a user namespace that owns none of it. Even a compromised init cannot remount,
 //! unmount, change the host name or add an interface.
 
+mod overlay;
 mod root;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -20,7 +21,7 @@ use crate::network::{self, EgressCookies, Net};
 use crate::plan::{Guest, Mount, SandboxPlan};
 use crate::raw;
 use crate::server::Server;
-use crate::server::images::Image;
+use crate::server::layers::Layers;
 use crate::server::overlays::Overlays;
 use crate::server::template_mounts::open_ns;
 use crate::wire::{Reply, next_length, receive_message, send_message};
@@ -36,10 +37,8 @@ pub(crate) struct Resources<'a> {
     pub(crate) server: &'a Server,
     /// The plan's shape. Only the fields that `same_shape` compares are valid.
     pub(crate) shape: &'a SandboxPlan,
-    /// Root directory of an image.
-    pub(crate) image: Option<Image>,
-    /// Whether the owners of the image's files are ids of the box.
-    pub(crate) image_mapped: Option<bool>,
+    /// The image and the snapshots below the private files.
+    pub(crate) layers: Layers,
     /// File system or directory of the private files, if they are not in memory.
     pub(crate) scratch: Option<OwnedFd>,
     /// Network namespace, if the pool had one.
@@ -288,7 +287,7 @@ fn finish(
     raw::load_filter(&server.closing).at("load the closing seccomp filter")?;
 
     let mut missing = server.primitives.missing();
-    if resources.image_mapped == Some(false) {
+    if !resources.layers.has_owners {
         missing.push(crate::probe::IMAGE_OWNERS.into());
     }
     let ready = Reply::Ready {

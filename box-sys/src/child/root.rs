@@ -6,32 +6,43 @@
 //! `prepare` builds what boxes of one shape have in common and needs no plan. `finish` adds the
 //! parts of one plan.
 //!
-//! One file system holds all private data of the box: the root skeleton, `/tmp`, the guest's home
-//! and its directories. A guest cannot exceed its limit in any of them. It is a tmpfs, which holds
-//! `/dev/shm` as well, or a disk.
+//! One file system holds all private data of the box, so that a guest cannot exceed its limit in any
+//! place. It is a tmpfs, which holds `/dev/shm` as well, or a disk. Everything that a guest writes
+//! is below one directory of it, `upper`: that directory is the root itself, or the upper layer of
+//! an overlay (`overlay.rs`). Where the root is read-only, `/tmp`, the home and other private
+//! directories are mounted onto themselves.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawMode};
+use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags};
 
-use super::Resources;
+use super::{Resources, overlay};
 use crate::error::{At, Error, Result};
-use crate::identity::{self, passwd_line};
+use crate::identity;
 use crate::mounts::{
-    Attr, attach, chown, clone_tree, create_dirs, create_file, create_mount_point, new_fs,
-    open_beneath, overlay_of,
+    Attr, attach, chown, clone_tree, create_dirs, create_mount_point, is_no_directory, new_fs,
+    open_beneath, remove_non_directory,
 };
-use crate::plan::{Caps, Guest, Mount, Root, SandboxPlan, Scratch};
+use crate::plan::{Caps, Mount, Root, SandboxPlan, Scratch};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID, ATTR_RDONLY};
-use crate::server::images::Image;
 use crate::server::overlays::Overlays;
 use crate::server::template_mounts::Template;
 
-/// All users can write; only owners can delete.
-const STICKY: Mode = Mode::from_raw_mode(0o1777);
+/// Directory of the private files in their file system. Everything that a guest writes is there.
+pub(super) const UPPER: &str = "upper";
+
+/// Mode of a directory in which all users can write, and only owners can delete.
+const SHARED: RawMode = 0o1777;
+
+/// Mode that the owner of a private directory needs.
+const OWNER: RawMode = 0o700;
+
+/// Bits of a mode that are not the type of the file.
+const PERMISSIONS: RawMode = 0o7777;
 
 /// Terminals per box.
 ///
@@ -50,32 +61,28 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
         .take()
         .map_or_else(|| Overlays::new(template), Ok)?;
     attach(&template_files, open("/o")?).at("attach the template files")?;
-    let image = resources.image.take();
-    let root = match &image {
-        None => host_root(resources, &scratch, &template_files, &system)?,
-        Some(image) => image_root(resources, &scratch, image)?,
+    create_dir(&scratch, UPPER)?;
+    let shape = resources.shape;
+    let root = if shape.has_overlay() {
+        overlay::root(resources, &scratch)?
+    } else {
+        clone_tree(&scratch, UPPER, false).at("clone the root's mount")?
     };
+    attach(&root, open("/r")?).at("attach the root")?;
     let tree = RootBuilder {
         root,
-        scratch,
-        guest: resources.server.ids.of(&resources.shape.guest),
+        guest: resources.server.ids.of(&shape.guest),
+        has_snapshots: !shape.layers.is_empty(),
     };
-    tree.mount_dev(template, &template_files, &resources.shape.scratch)?;
+    if shape.root == Root::Host {
+        tree.mount_system(template, &template_files, &system)?;
+    }
+    tree.mount_dev(template, &template_files, &shape.scratch, &scratch)?;
     tree.mount_proc(template, &template_files)?;
-    let home = &resources.shape.guest.home;
-    if image.is_some() {
-        // Everything that the guest writes is in the upper directory of the overlay.
-        tree.create_dir(Path::new("tmp"), STICKY)?;
-        if !leads_to_tmp(&tree.root) {
-            tree.create_dir(Path::new("var/tmp"), STICKY)?;
-        }
-        tree.create_dir(home, Mode::from(0o755))?;
-    } else {
-        tree.mount_private("tmp", Path::new("tmp"), STICKY)?;
-        // Two paths for one directory, so that both share the limit and end with the box.
-        let var = tree.mount_point(Path::new("var"))?;
-        rustix::fs::symlinkat("../tmp", &var, "tmp").at("create /var/tmp")?;
-        tree.mount_private("home", home, Mode::from(0o755))?;
+    tree.create_private_dir(Path::new("tmp"), Access::Shared)?;
+    tree.create_var_tmp(&shape.root)?;
+    tree.create_private_dir(&shape.guest.home, Access::Guest)?;
+    if shape.root == Root::Host {
         tree.mount_default_identity(&template_files)?;
     }
     // The new root covers the old one at the same path. The detach then removes the old one.
@@ -111,7 +118,7 @@ fn memory(caps: Caps, mode: &str, attr: Attr) -> Result<OwnedFd> {
     new_fs("tmpfs", &options, attr).at("create the private tmpfs")
 }
 
-fn open(path: &str) -> Result<OwnedFd> {
+pub(super) fn open(path: &str) -> Result<OwnedFd> {
     rustix::fs::open(
         path,
         OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW,
@@ -120,143 +127,14 @@ fn open(path: &str) -> Result<OwnedFd> {
     .at("open a mount point of the template")
 }
 
-/// Creates a skeleton of directories and attaches the box's system directories.
-fn host_root(
-    resources: &Resources<'_>,
-    scratch: &OwnedFd,
-    template_files: &OwnedFd,
-    system: &[OwnedFd],
-) -> Result<OwnedFd> {
-    let template = &resources.server.template;
-    create_dir(scratch, "root")?;
-    let skeleton = clone_tree(scratch, "root", false).at("clone the root's mount")?;
-    attach(&skeleton, open("/r")?).at("attach the root")?;
-    for (name, target) in &template.links {
-        rustix::fs::symlinkat(target.as_str(), &skeleton, name.as_str())
-            .at("create a system link")?;
-    }
-    for (tree, overlays) in template.trees.iter().zip(system) {
-        let place = create_mount_point(skeleton.as_fd(), Path::new(&tree.name), overlays.as_fd());
-        attach(
-            overlays,
-            place.at("create the mount point of a system directory")?,
-        )
-        .at("attach a system directory")?;
-    }
-    create_dir(&skeleton, "etc")?;
-    let place = open_beneath(&skeleton, "etc", OFlags::PATH).at("open /etc")?;
-    attach(template_file(template_files, "etc")?, place).at("attach /etc")?;
-    Ok(skeleton)
-}
-
 /// Clones a directory of the template as a mount.
 fn template_file(template_files: &OwnedFd, name: &str) -> Result<OwnedFd> {
     clone_tree(template_files, name, false).at("clone a template file's mount")
 }
 
-/// Creates an overlay above an image.
-///
-/// Writes go to the private files, never to the image.
-fn image_root(resources: &Resources<'_>, scratch: &OwnedFd, image: &Image) -> Result<OwnedFd> {
-    for name in ["upper", "work"] {
-        create_dir(scratch, name)?;
-    }
-    // Root of the box, if it has more than one id.
-    let owner = resources.server.ids.guest(0);
-    chown(scratch, "upper", (owner, owner)).at("give the root to the box")?;
-    add_guest(&resources.shape.guest, scratch, &image.tree, owner)
-        .at("add the guest to the root's users")?;
-    let mut options = vec![("upperdir", "/s/upper"), ("workdir", "/s/work")];
-    if !resources.server.template.privileged {
-        // The overlay's own attributes need a namespace that ordinary users can write.
-        options.push(("userxattr", ""));
-    }
-    if !matches!(resources.shape.scratch, Scratch::Memory(_)) {
-        // The end of the box would otherwise sync the file system of its disk.
-        options.push(("volatile", ""));
-    }
-    let attr = ATTR_NOSUID | ATTR_NODEV;
-    let root = if image.by_descriptor {
-        overlay_of(&[image.tree.as_fd()], &options, attr)
-    } else {
-        attach(&image.tree, open("/l")?).at("attach the root directory")?;
-        options.push(("lowerdir", "/l"));
-        new_fs("overlay", &options, attr)
-    };
-    let root = root.at("create the overlay")?;
-    attach(&root, open("/r")?).at("attach the overlay")?;
-    Ok(root)
-}
-
-/// Adds the guest to copies of the image's `/etc/passwd` and `/etc/group`.
-///
-/// An image that knows the id of the guest keeps its files. The copies go directly to the upper
-/// layer. Through the overlay, the kernel could not copy up a file with an unmapped owner (EACCES).
-fn add_guest(guest: &Guest, scratch: &OwnedFd, lower: &OwnedFd, owner: u32) -> io::Result<()> {
-    let etc = create_dirs(scratch.as_fd(), Path::new("upper/etc"))?;
-    chown(&etc, "", (owner, owner))?;
-    create_file(&etc, "resolv.conf", identity::resolv_conf().as_bytes())?;
-    chown(&etc, "resolv.conf", (owner, owner))?;
-    for (name, id, line) in [
-        ("passwd", guest.id, passwd_line(guest)),
-        (
-            "group",
-            guest.group,
-            format!("{}:x:{}:\n", guest.name, guest.group),
-        ),
-    ] {
-        let mut content = match open_beneath(
-            lower,
-            format!("etc/{name}"),
-            OFlags::RDONLY | OFlags::NONBLOCK,
-        ) {
-            Ok(file) => read_some(file)?,
-            Err(_) => Vec::new(),
-        };
-        if knows(&content, id) {
-            continue;
-        }
-        if !content.is_empty() && !content.ends_with(b"\n") {
-            content.push(b'\n');
-        }
-        content.extend_from_slice(line.as_bytes());
-        create_file(&etc, name, &content)?;
-        chown(&etc, name, (owner, owner))?;
-    }
-    Ok(())
-}
-
-/// Whether a file of users or groups has an id, which is the third field of a line.
-fn knows(content: &[u8], id: u32) -> bool {
-    let id = id.to_string();
-    content
-        .split(|byte| *byte == b'\n')
-        .any(|line| line.split(|byte| *byte == b':').nth(2) == Some(id.as_bytes()))
-}
-
-/// Reads the beginning of an untrusted file.
-fn read_some(file: OwnedFd) -> io::Result<Vec<u8>> {
-    const MOST: u64 = 1 << 20;
-    let mut content = Vec::new();
-    if rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file() {
-        io::Read::read_to_end(
-            &mut io::Read::take(std::fs::File::from(file), MOST),
-            &mut content,
-        )?;
-    }
-    Ok(content)
-}
-
-/// Whether `/var/tmp` of an image is a link to `/tmp`.
-fn leads_to_tmp(root: &OwnedFd) -> bool {
-    let link = open_beneath(root, "var/tmp", OFlags::PATH | OFlags::NOFOLLOW);
-    let target = link.map(|link| rustix::fs::readlinkat(link, "", Vec::new()));
-    matches!(target, Ok(Ok(target)) if matches!(target.to_bytes(), b"/tmp" | b"../tmp"))
-}
-
-fn create_dir(at: impl AsFd, name: &str) -> Result<()> {
+pub(super) fn create_dir(at: impl AsFd, name: &str) -> Result<()> {
     match rustix::fs::mkdirat(at, name, Mode::from(0o755)) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error).at("create a directory of the root"),
     }
 }
@@ -266,12 +144,22 @@ fn within(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
+/// Users of a private directory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// The guest.
+    Guest,
+    /// All users.
+    Shared,
+}
+
 /// A root directory under construction.
 pub(super) struct RootBuilder {
     root: OwnedFd,
-    scratch: OwnedFd,
     /// User and group id of the guest in the server's user namespace.
     guest: (u32, u32),
+    /// Whether an earlier guest has changed files of the root.
+    has_snapshots: bool,
 }
 
 impl RootBuilder {
@@ -279,13 +167,12 @@ impl RootBuilder {
     pub(super) fn finish(self, plan: &SandboxPlan, trees: &[(OwnedFd, Mount)]) -> Result<()> {
         self.mount_identity(plan)?;
         if !plan.read_only_root {
-            for name in ["", "opt"] {
-                self.give_to_guest(&self.mount_point(Path::new(name))?, Mode::from(0o755))?;
-            }
+            chown(&self.root, "", self.guest).at("give the root to the guest")?;
+            self.create_dir(Path::new("opt"), Access::Guest)?;
         }
         for (tree, mount) in trees {
             let name = mount.target.display();
-            let place = create_mount_point(self.root.as_fd(), &mount.target, tree.as_fd());
+            let place = self.mount_point_of(&mount.target, tree);
             attach(tree, place.at(format!("create the mount point {name}"))?)
                 .at(format!("attach the mount {name}"))?;
         }
@@ -297,7 +184,7 @@ impl RootBuilder {
             }
             match plan.mount_of(dir) {
                 Some(mount) => self.create_dir_in_mount(mount, dir)?,
-                None => self.create_guest_dir(dir)?,
+                None => self.create_private_dir(dir, Access::Guest)?,
             }
         }
         if plan.read_only_root {
@@ -308,28 +195,82 @@ impl RootBuilder {
     }
 
     /// Descriptors that `finish` needs.
-    pub(super) fn descriptors(&self) -> [&OwnedFd; 2] {
-        [&self.root, &self.scratch]
+    pub(super) fn descriptors(&self) -> [&OwnedFd; 1] {
+        [&self.root]
     }
 
-    /// Creates a guest-owned directory in the root.
+    /// Creates a writable directory in the root.
     ///
     /// A bind mount onto itself keeps it writable when the root is read-only.
-    fn create_guest_dir(&self, path: &Path) -> Result<()> {
-        self.create_dir(path, Mode::from(0o755))
-    }
-
-    /// Creates a writable directory in the root, which is the guest's unless all users share it.
-    fn create_dir(&self, path: &Path, mode: Mode) -> Result<()> {
-        let place = self.mount_point(path)?;
-        if mode == STICKY {
-            rustix::fs::chmodat(&place, ".", mode, rustix::fs::AtFlags::empty())
-                .at("set a directory's mode")?;
-        } else {
-            self.give_to_guest(&place, mode)?;
-        }
+    fn create_private_dir(&self, path: &Path, access: Access) -> Result<()> {
+        let Some(place) = self.create_dir(path, access)? else {
+            return Ok(());
+        };
         let tree = clone_tree(&place, "", false).at("clone a private directory's mount")?;
         attach(tree, place).at("attach a private directory")
+    }
+
+    /// Creates a directory in the root, or gives an existing one to its users.
+    ///
+    /// Returns `None` if an earlier guest has put something else there, such as a link.
+    fn create_dir(&self, path: &Path, access: Access) -> Result<Option<OwnedFd>> {
+        let name = path.file_name().unwrap_or_default();
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let step = || format!("create {}", path.display());
+        let parent = match create_dirs(self.root.as_fd(), parent) {
+            Err(error) if self.has_snapshots && is_no_directory(&error) => return Ok(None),
+            parent => parent.at(step())?,
+        };
+        let made = rustix::fs::mkdirat(&parent, name, Mode::from(0o755));
+        let place = match open_beneath(&parent, name, OFlags::PATH | OFlags::DIRECTORY) {
+            Err(error) if self.has_snapshots && is_no_directory(&error) => return Ok(None),
+            // The first error has the reason.
+            Err(_) if !matches!(made, Ok(()) | Err(Errno::EXIST)) => {
+                return made.map(|()| None).at(step());
+            }
+            place => place.at(step())?,
+        };
+        self.set_access(&place, access, made.is_ok())?;
+        Ok(Some(place))
+    }
+
+    /// Gives a directory to its users. A directory of a layer keeps its mode if they can use it.
+    fn set_access(&self, dir: &OwnedFd, access: Access, is_new: bool) -> Result<()> {
+        let stat = rustix::fs::fstat(dir).at("read a directory's metadata")?;
+        let mode = match access {
+            Access::Shared => SHARED,
+            Access::Guest => stat.st_mode | OWNER,
+        };
+        if access == Access::Guest && (is_new || (stat.st_uid, stat.st_gid) != self.guest) {
+            self.give_to_guest(dir)?;
+        }
+        if mode & PERMISSIONS != stat.st_mode & PERMISSIONS {
+            let mode = Mode::from_raw_mode(mode);
+            rustix::fs::chmodat(dir, ".", mode, AtFlags::empty()).at("set a directory's mode")?;
+        }
+        Ok(())
+    }
+
+    /// Creates `/var/tmp`.
+    ///
+    /// On the host's directories it is a link to `/tmp`, so that both share the limit and end with
+    /// the box. Some images have that link as well.
+    fn create_var_tmp(&self, root: &Root) -> Result<()> {
+        let path = Path::new("var/tmp");
+        if *root == Root::Host {
+            let var = self.mount_point(Path::new("var"))?;
+            match rustix::fs::symlinkat("../tmp", &var, "tmp") {
+                Ok(()) => return Ok(()),
+                Err(Errno::EXIST) if self.has_snapshots => {}
+                Err(error) => return Err(error).at("create /var/tmp"),
+            }
+        }
+        let link = open_beneath(&self.root, path, OFlags::PATH | OFlags::NOFOLLOW);
+        let target = link.map(|link| rustix::fs::readlinkat(link, "", Vec::new()));
+        match target {
+            Ok(Ok(target)) if matches!(target.to_bytes(), b"/tmp" | b"../tmp") => Ok(()),
+            _ => self.create_private_dir(path, Access::Shared),
+        }
     }
 
     /// Creates a directory in a mount with the guest's permissions and owner.
@@ -345,38 +286,86 @@ impl RootBuilder {
         made.map(drop).map_err(|_| refused())
     }
 
-    fn give_to_guest(&self, dir: &OwnedFd, mode: Mode) -> Result<()> {
-        rustix::fs::chmodat(dir, ".", mode, rustix::fs::AtFlags::empty())
-            .at("set a directory's mode")?;
+    fn give_to_guest(&self, dir: &OwnedFd) -> Result<()> {
         chown(dir, "", self.guest).at("give a directory to the guest")
     }
 
+    /// Creates a mount point for a directory of the box.
     fn mount_point(&self, path: &Path) -> Result<OwnedFd> {
-        create_dirs(self.root.as_fd(), path).at(format!("create {}", path.display()))
+        let place = create_dirs(self.root.as_fd(), path);
+        self.or_replaced(place, path, |root| create_dirs(root, path))
+            .at(format!("create {}", path.display()))
     }
 
-    /// Mounts a private, guest-owned directory over a path of the root.
-    fn mount_private(&self, name: &str, path: &Path, mode: Mode) -> Result<()> {
-        let place = self.mount_point(path)?;
-        attach(self.private_tree(name, mode)?, place).at("attach a private directory")
+    /// Creates a mount point for a file or a directory.
+    fn mount_point_of(&self, path: &Path, tree: &OwnedFd) -> io::Result<OwnedFd> {
+        let place = create_mount_point(self.root.as_fd(), path, tree.as_fd());
+        self.or_replaced(place, path, |root| {
+            create_mount_point(root, path, tree.as_fd())
+        })
     }
 
-    fn private_tree(&self, name: &str, mode: Mode) -> Result<OwnedFd> {
-        rustix::fs::mkdirat(&self.scratch, name, Mode::from(0o700))
-            .at("create a private directory")?;
-        rustix::fs::chmodat(&self.scratch, name, mode, rustix::fs::AtFlags::empty())
-            .at("set a private directory's mode")?;
-        if mode != STICKY {
-            chown(&self.scratch, name, self.guest).at("give a private directory to the guest")?;
+    /// Tries again without the links and files that an earlier guest has put in the way.
+    fn or_replaced(
+        &self,
+        place: io::Result<OwnedFd>,
+        path: &Path,
+        create: impl FnOnce(BorrowedFd<'_>) -> io::Result<OwnedFd>,
+    ) -> io::Result<OwnedFd> {
+        match place {
+            Err(error) if self.has_snapshots && is_no_directory(&error) => {
+                remove_non_directory(self.root.as_fd(), path)?;
+                create(self.root.as_fd())
+            }
+            place => place,
         }
-        clone_tree(&self.scratch, name, false).at("clone a private directory's mount")
+    }
+
+    /// Attaches the host's system directories.
+    fn mount_system(
+        &self,
+        template: &Template,
+        template_files: &OwnedFd,
+        system: &[OwnedFd],
+    ) -> Result<()> {
+        for (name, target) in &template.links {
+            match rustix::fs::symlinkat(target.as_str(), &self.root, name.as_str()) {
+                Err(Errno::EXIST) if self.has_snapshots => self.replace_with_link(name, target),
+                other => other.map_err(Into::into),
+            }
+            .at("create a system link")?;
+        }
+        for (tree, overlays) in template.trees.iter().zip(system) {
+            let place = self.mount_point_of(Path::new(&tree.name), overlays);
+            attach(
+                overlays,
+                place.at("create the mount point of a system directory")?,
+            )
+            .at("attach a system directory")?;
+        }
+        let place = self.mount_point(Path::new("etc"))?;
+        attach(template_file(template_files, "etc")?, place).at("attach /etc")
+    }
+
+    /// Replaces what an earlier guest or another machine has put at the place of a system link.
+    fn replace_with_link(&self, name: &str, target: &str) -> io::Result<()> {
+        let found = rustix::fs::readlinkat(&self.root, name, Vec::new());
+        if found.is_ok_and(|found| found.to_bytes() == target.as_bytes()) {
+            return Ok(());
+        }
+        match rustix::fs::unlinkat(&self.root, name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => rustix::fs::unlinkat(&self.root, name, AtFlags::REMOVEDIR)?,
+            other => other?,
+        }
+        Ok(rustix::fs::symlinkat(target, &self.root, name)?)
     }
 
     fn mount_dev(
         &self,
         template: &Template,
         template_files: &OwnedFd,
-        scratch: &Scratch,
+        storage: &Scratch,
+        scratch: &OwnedFd,
     ) -> Result<()> {
         let place = self.mount_point(Path::new("dev"))?;
         let dev = template_file(template_files, "dev")?;
@@ -399,9 +388,17 @@ impl RootBuilder {
         ];
         let pts = new_fs("devpts", &options, ATTR_NOSUID | ATTR_NOEXEC).at("create devpts")?;
         attach(pts, self.open_inside("dev/pts")?).at("attach devpts")?;
-        let shm = match scratch {
+        let shm = match storage {
             Scratch::Memory(_) => {
-                let shm = self.private_tree("shm", STICKY)?;
+                create_dir(scratch, "shm")?;
+                rustix::fs::chmodat(
+                    scratch,
+                    "shm",
+                    Mode::from_raw_mode(SHARED),
+                    AtFlags::empty(),
+                )
+                .at("set a directory's mode")?;
+                let shm = clone_tree(scratch, "shm", false).at("clone the mount of /dev/shm")?;
                 raw::mount_setattr(shm.as_fd(), false, ATTR_NOEXEC, 0).at("restrict /dev/shm")?;
                 shm
             }
@@ -448,7 +445,7 @@ impl RootBuilder {
             // By path: this procfs is new, and it contains no links to other file systems.
             let beneath = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             match rustix::mount::move_mount(mask, "", &proc, name.as_str(), beneath) {
-                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error).at("mask a file of procfs"),
             }
         }

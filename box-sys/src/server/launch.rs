@@ -7,13 +7,13 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use super::disks::Disk;
-use super::images::Image;
+use super::layers::Layers;
 use super::spares::Spare;
 use super::{RunningBox, Server};
 use crate::child::{self, FinishRequest, InitMain, Resources};
 use crate::error::{At, Error, Result};
 use crate::mounts::{attach, clone_tree, create_mount_point};
-use crate::plan::{Limits, Mount, Root, SandboxPlan, Scratch, Source, check_target};
+use crate::plan::{Limits, Mount, SandboxPlan, Scratch, Source, check_target};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY, Forked};
 use crate::wire::{FDS_MAX, socket_pair};
 
@@ -67,10 +67,8 @@ impl Server {
             init_fds,
             reply,
         };
-        if let Root::Image(path) = &plan.root
-            && self.images.is_stale(path)
-        {
-            self.shapes.forget_image(path);
+        for layer in self.layers.stale(plan) {
+            self.shapes.forget_layer(layer);
         }
         if scratch.is_none() && request.trees.len() + request.init_fds.len() < FDS_MAX {
             while let Some(spare) = self.shapes.take(plan) {
@@ -80,14 +78,14 @@ impl Server {
                 }
             }
         }
-        let image = self.image(&plan.root)?;
+        let layers = self.layers(plan)?;
         let mut disk = self.new_disk(plan)?;
         if let (Some(disk), Some(name)) = (&mut disk, disk_name(plan)) {
             self.disks.name(&mut disk.handle, name)?;
         }
         let pid = self.fork(
             plan,
-            (image, scratch, disk),
+            (layers, scratch, disk),
             |resources, init| child::run(resources, request, init),
             Some(&plan.limits),
         )?;
@@ -140,12 +138,12 @@ impl Server {
     fn add_spare_of(&mut self, shape: &SandboxPlan) -> Result<bool> {
         let (near, far) = socket_pair().at("create a socket pair")?;
         self.pools.prepare_overlays(&self.template)?;
-        let image = self.image(&shape.root)?;
+        let layers = self.layers(shape)?;
         let disk = self.new_disk(shape)?;
         let mut far = Some(far);
         let pid = self.fork(
             shape,
-            (image, None, disk),
+            (layers, None, disk),
             |resources, init| match far.take() {
                 Some(far) => child::run_spare(resources, far, init),
                 None => raw::exit_now(1),
@@ -173,7 +171,7 @@ impl Server {
     fn fork(
         &mut self,
         shape: &SandboxPlan,
-        (image, scratch, disk): (Option<Image>, Option<OwnedFd>, Option<Disk>),
+        (layers, scratch, disk): (Layers, Option<OwnedFd>, Option<Disk>),
         child: impl FnOnce(Resources<'_>, InitMain) -> Result<i32>,
         limits: Option<&Limits>,
     ) -> Result<i32> {
@@ -200,12 +198,10 @@ impl Server {
         // SAFETY: this process has a single thread.
         match unsafe { raw::fork_into(NAMESPACES, v2) } {
             Ok(Forked::Child) => {
-                let image_mapped = image.as_ref().map(|image| image.mapped);
                 let resources = Resources {
-                    image_mapped,
                     server: self,
                     shape,
-                    image,
+                    layers,
                     scratch,
                     net,
                     overlays,
@@ -306,16 +302,15 @@ impl Server {
         Ok(HostTrees { scratch, trees })
     }
 
-    /// Opens the image of a box, if it has one.
-    fn image(&mut self, root: &Root) -> Result<Option<Image>> {
-        match root {
-            Root::Host => Ok(None),
-            Root::Image(path) => self.in_host_mounts(|server| {
+    /// Opens the image and the snapshots of a box.
+    fn layers(&mut self, plan: &SandboxPlan) -> Result<Layers> {
+        if plan.has_overlay() {
+            return self.in_host_mounts(|server| {
                 let privileged = server.template.privileged;
-                let image = server.images.open(path, privileged, &mut server.pools)?;
-                Ok(Some(image))
-            }),
+                server.layers.open(plan, privileged, &mut server.pools)
+            });
         }
+        Ok(Layers::default())
     }
 
     /// Clones a host directory for the private files of a box.

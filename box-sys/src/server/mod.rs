@@ -5,12 +5,12 @@
 //!
 //! `template_mounts.rs` builds the mounts that every box starts from, `overlays.rs` gives each box
 //! separate inodes of them, `pools.rs` prepares parts in advance, `spares.rs` keeps boxes that wait
-//! for a plan, `disks.rs` makes disks, `images.rs` keeps images, and `launch.rs` creates a box from a
-//! plan. This file contains the main loop.
+//! for a plan, `disks.rs` makes disks, `layers.rs` keeps images and snapshots, and `launch.rs` creates a
+//! box from a plan. This file contains the main loop.
 
 pub(crate) mod disks;
-pub(crate) mod images;
 mod launch;
+pub(crate) mod layers;
 pub(crate) mod overlays;
 pub(crate) mod pools;
 mod spares;
@@ -29,7 +29,7 @@ use crate::probe::{Primitives, privileged};
 use crate::raw;
 use crate::wire::{MESSAGE_MAX, Reply, Request, ServerConfig, receive_message, send_message};
 use disks::{DiskHandle, Disks};
-use images::Images;
+use layers::KeptLayers;
 use overlays::Overlays;
 use pools::{Ids, Pools};
 use spares::Shapes;
@@ -47,7 +47,7 @@ pub(crate) struct Server {
     pub(crate) filter: Vec<libc::sock_filter>,
     pub(crate) closing: Vec<libc::sock_filter>,
     disks: Disks,
-    images: Images,
+    layers: KeptLayers,
     /// Spare boxes by shape.
     shapes: Shapes,
     /// This process, for boxes that must end with it.
@@ -179,7 +179,7 @@ impl Server {
             filter,
             closing: crate::seccomp::closing_program(),
             disks: Disks::new(config.disks.clone()),
-            images: Images::default(),
+            layers: KeptLayers::default(),
             shapes: Shapes::new(config.spares),
             pidfd,
             boxes: HashMap::new(),

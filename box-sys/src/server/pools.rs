@@ -88,8 +88,8 @@ pub(crate) struct Pools {
     owner: crate::cgroup::Owner,
     /// The user and group id for which the pooled user namespaces are mapped.
     guest: (u32, u32),
-    /// The map of images: all ids of a box.
-    image_map: Option<OwnedFd>,
+    /// The map of layers: all ids of a box.
+    layer_map: Option<OwnedFd>,
     /// Maps of workspace owners; see `owner_map`.
     owners: Vec<OwnerMap>,
 }
@@ -117,7 +117,7 @@ impl Pools {
             ids,
             owner,
             guest: (Guest::default().id, Guest::default().group),
-            image_map: None,
+            layer_map: None,
             owners: Vec::new(),
         }
     }
@@ -212,13 +212,13 @@ impl Pools {
         new_user(&self.ids.maps(guest))
     }
 
-    /// A user namespace that maps the ids of images to those of boxes.
-    pub(crate) fn image_map(&mut self) -> io::Result<&OwnedFd> {
-        let map = match self.image_map.take() {
+    /// A user namespace that maps the ids of layers to those of boxes.
+    pub(crate) fn layer_map(&mut self) -> io::Result<&OwnedFd> {
+        let map = match self.layer_map.take() {
             Some(map) => map,
             None => new_user(&self.ids.maps((0, 0)))?,
         };
-        Ok(self.image_map.insert(map))
+        Ok(self.layer_map.insert(map))
     }
 
     pub(crate) fn group(&mut self, cgroups: &Cgroups) -> io::Result<Option<Group>> {

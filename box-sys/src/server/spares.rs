@@ -6,8 +6,9 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use super::layers;
 use crate::cgroup::Group;
-use crate::plan::{Root, SandboxPlan};
+use crate::plan::SandboxPlan;
 
 /// Most shapes with spares. A spare takes about 200 kB.
 const SHAPES_MAX: usize = 4;
@@ -45,6 +46,7 @@ pub(super) struct Shapes {
 /// The finish request carries all other fields.
 fn same_shape(one: &SandboxPlan, other: &SandboxPlan) -> bool {
     one.root == other.root
+        && one.layers == other.layers
         && one.guest == other.guest
         && one.scratch.same_shape(&other.scratch)
         && one.network == other.network
@@ -89,10 +91,9 @@ impl Shapes {
         spare
     }
 
-    /// Ends the spares of an image.
-    pub(super) fn forget_image(&mut self, path: &Path) {
-        self.all
-            .retain(|shape| !matches!(&shape.plan.root, Root::Image(image) if image == path));
+    /// Ends the spares on a layer.
+    pub(super) fn forget_layer(&mut self, path: &Path) {
+        self.all.retain(|shape| !layers::has(&shape.plan, path));
     }
 
     /// A shape that has too few spares.

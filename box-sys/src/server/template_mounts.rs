@@ -9,7 +9,8 @@
 //! /t/…         the host's system directories
 //! /p/…         files of the template: etc, dev, default identity files, an empty file and directory
 //! /d/…         the host's devices, if the server cannot create device nodes
-//! /r /s /l /o  empty: mount points for a box's root, private files, image and template files
+//! /r /s /o     empty: mount points for a box's root, private files and template files
+//! /l/…         empty: mount points for a box's layers
 //! /n           empty: the layer below every overlay
 //! ```
 //!
@@ -28,7 +29,7 @@ use super::overlays::{self, SystemTree};
 use crate::error::{At, Result};
 use crate::identity;
 use crate::mounts::{attach, clone_tree, create_dirs, create_file, new_fs, open_beneath};
-use crate::plan::SandboxPlan;
+use crate::plan::{LAYERS_MAX, SandboxPlan};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID};
 
 /// The host's system directories.
@@ -131,7 +132,6 @@ const PLACES: &[&str] = &[
     "d",
     "r",
     "s",
-    "l",
     "o",
     "n",
 ];
@@ -226,6 +226,9 @@ impl Template {
         attach(&root, &place).at("attach the server's root")?;
         for name in PLACES {
             create_dirs(root.as_fd(), Path::new(name)).at("create a directory")?;
+        }
+        for n in 0..=LAYERS_MAX {
+            create_dirs(root.as_fd(), Path::new(&format!("l/{n}"))).at("create a directory")?;
         }
         copy_etc(&root)?;
         let default = SandboxPlan::default();

@@ -13,6 +13,7 @@ mod disks;
 mod escapes;
 mod files;
 mod images;
+mod layers;
 mod limits;
 mod many_boxes;
 mod missing_primitives;

@@ -37,8 +37,8 @@ const FILES: &[(&str, u32, &str)] = &[
 
 const PROGRAMS: &[&str] = &[
     "cat", "chgrp", "chmod", "chown", "chroot", "cp", "cut", "find", "grep", "head", "hostname",
-    "id", "ls", "mkdir", "mknod", "mount", "mv", "readlink", "rm", "sh", "sleep", "sort", "stat",
-    "su", "tail", "taskset", "tr", "true", "touch", "whoami",
+    "id", "ln", "ls", "mkdir", "mknod", "mount", "mv", "readlink", "rm", "sh", "sleep", "sort",
+    "stat", "su", "tail", "taskset", "tr", "true", "touch", "wc", "whoami",
 ];
 
 /// Makes the root of a small system that a user owns.
