@@ -37,6 +37,11 @@ pub struct BoxHandle {
 }
 
 impl BoxHandle {
+    /// Returns the client of the server.
+    pub fn client(&self) -> &BoxClient {
+        &self.client
+    }
+
     pub(crate) fn new(client: BoxClient, info: BoxInfo, existed: bool) -> Self {
         Self {
             client,

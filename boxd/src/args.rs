@@ -1,17 +1,22 @@
 //! The command line: options, arguments and subcommands.
 
 mod box_options;
+mod image;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
-pub(crate) use self::box_options::{BoxOptions, RunArgs, ShellArgs};
+pub(crate) use self::box_options::{BoxOptions, Pull, RunArgs, ShellArgs};
+pub(crate) use self::image::{
+    ExportArgs, ImageArg, ImageArgs, ImageCommand, ImageLsArgs, ImageRmArgs, ImportArgs, LoginArgs,
+    LogoutArgs, PruneArgs, PullArgs,
+};
 use crate::complete;
 
 /// Run commands in isolated boxes.
 ///
-/// A box needs only the Linux kernel: no daemon, no image and no container engine.
+/// A box needs only the Linux kernel: no daemon and no container engine.
 #[derive(Debug, Parser)]
 #[command(name = "boxd", version = crate::version::SHORT, long_version = crate::version::LONG, after_help = EXAMPLES,
     max_term_width = 100)]
@@ -40,6 +45,7 @@ const EXAMPLES: &str = "\
 Examples:
   boxd run 'echo hello from a box'            run in a new box and delete it afterwards
   boxd run --workspace . -- python3 x.py      mount this directory as /workspace
+  boxd run --image debian:12 'apt --version'  use an image as the root filesystem
   boxd serve                                  start a server that keeps boxes
   boxd run --name work 'make test'            run in a box that is kept and reused
   boxd doctor                                 check this machine";
@@ -65,6 +71,8 @@ pub(crate) enum Command {
     Logs(LogsArgs),
     /// Copy files between a box and this machine
     Cp(CpArgs),
+    /// Pull, list, import, export and remove images
+    Image(ImageArgs),
     /// Print an HTTP address for a port of a box
     Port(PortArgs),
     /// Show live resource usage of boxes

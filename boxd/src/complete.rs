@@ -1,10 +1,9 @@
-//! Shell completion, including the names of boxes and commands.
+//! Shell completion, including the names of boxes, commands and images.
 
 use std::ffi::OsStr;
 use std::time::Duration;
 
 use anyhow::Result;
-use box_client::BoxClient;
 use clap::{CommandFactory as _, Parser as _};
 use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _,
@@ -12,6 +11,7 @@ use clap_complete::engine::{
 use clap_complete::env::{CompleteEnv, Shells};
 
 use crate::args::Cli;
+use crate::image::{ImageClient, familiar};
 use crate::{boxes, connect, values};
 
 /// The environment variable of a completion request.
@@ -41,6 +41,18 @@ pub(crate) fn script(shell: clap_complete::Shell) -> Result<String> {
 /// Completes the name of a box.
 pub(crate) fn boxes() -> ArgValueCandidates {
     ArgValueCandidates::new(|| candidates(box_names()))
+}
+
+/// Completes the name of an image.
+pub(crate) fn images() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let names = query(async |cli| {
+            let images = ImageClient::open(&cli).await?.images().list().await?;
+            let names = images.items.iter().flat_map(|image| &image.names);
+            Ok(names.map(|name| familiar(name).to_owned()).collect())
+        });
+        candidates(names)
+    })
 }
 
 /// Completes the name of a box, or of a command in it.
@@ -74,28 +86,29 @@ fn candidates(names: Vec<String>) -> Vec<CompletionCandidate> {
 }
 
 fn box_names() -> Vec<String> {
-    query(async |client| {
-        let all = boxes::list_all(&client).await?;
+    query(async |cli| {
+        let all = boxes::list_all(&connect::server(&cli).await?).await?;
         Ok(all.iter().map(|info| info.box_id.to_string()).collect())
     })
 }
 
 fn command_names(name: &str) -> Vec<String> {
-    query(async |client| {
+    query(async |cli| {
+        let client = connect::server(&cli).await?;
         let commands = client.open(name).await?.commands().await?;
         let name = |id: &box_protocol::CommandId| format!("{name}/{id}");
         Ok(commands.iter().map(|info| name(&info.command_id)).collect())
     })
 }
 
-/// Asks the default server for names; returns none if it does not answer in time.
-fn query(names: impl AsyncFnOnce(BoxClient) -> Result<Vec<String>>) -> Vec<String> {
+/// Asks for names, as with the default server; returns none if they take too long.
+fn query(names: impl AsyncFnOnce(Cli) -> Result<Vec<String>>) -> Vec<String> {
     let found = || {
         let cli = Cli::try_parse_from(["boxd", "ps"])?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let names = async { names(connect::server(&cli).await?).await };
+        let names = names(cli);
         runtime.block_on(async { tokio::time::timeout(TIMEOUT, names).await })?
     };
     let found: Result<_> = found();

@@ -52,6 +52,20 @@ fn default_endpoint(command: &Command) -> Result<String> {
     Ok(format!("unix:{}", state.join(SOCKET).display()))
 }
 
+/// Connects to the given server, or to the default one if it runs.
+pub(crate) async fn server_if_running(cli: &Cli) -> Result<Option<BoxClient>> {
+    match server(cli).await {
+        Err(error) if cli.endpoint.is_none() && is_absent(&error) => Ok(None),
+        connected => connected.map(Some),
+    }
+}
+
+/// Whether no server listens on a socket.
+fn is_absent(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<ConnectError>();
+    error.is_some_and(|error| error.is_absent)
+}
+
 /// Connects to the given server, or to the default one.
 pub(crate) async fn server(cli: &Cli) -> Result<BoxClient> {
     let (endpoint, explicit) = if let Some(endpoint) = &cli.endpoint {
@@ -80,6 +94,8 @@ pub(crate) async fn server(cli: &Cli) -> Result<BoxClient> {
 pub(crate) struct ConnectError {
     message: String,
     code: Code,
+    /// No program listens on the Unix socket.
+    is_absent: bool,
 }
 
 impl ConnectError {
@@ -111,6 +127,13 @@ impl ConnectError {
         Self {
             message: format!("no server at {endpoint}: {reason}; {hint}"),
             code: error.code(),
+            is_absent: matches!(parsed, Endpoint::Unix { .. })
+                && matches!(
+                    error,
+                    ClientError::NotConnected(
+                        ConnectFailure::NotFound | ConnectFailure::NoListener
+                    )
+                ),
         }
     }
 

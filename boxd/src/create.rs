@@ -3,13 +3,16 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use box_client::{BoxClient, BoxHandle, ClientError, SpecDraft};
 use box_protocol::actions::{BoxUpdate, BoxUpdateParams, EarlierBox};
-use box_protocol::{BoxState, DefaultsChange, LifetimeChange, Name, UnixMs, first_conflict};
+use box_protocol::error::Subject;
+use box_protocol::{
+    BoxState, DefaultsChange, HOST_IMAGE, LifetimeChange, Name, PullPolicy, UnixMs, first_conflict,
+};
 use box_service::ServiceConfig;
 
-use crate::args::{BoxOptions, Cli};
+use crate::args::{BoxOptions, Cli, Pull};
 use crate::config::{self, Config};
 use crate::embedded::EmbeddedServer;
-use crate::{boxes, connect, output, signals};
+use crate::{boxes, connect, image, output, signals};
 
 /// Work in a box.
 pub(crate) trait Work<T>: AsyncFnOnce(&BoxHandle) -> Result<T> {}
@@ -59,7 +62,10 @@ pub(crate) async fn in_new_box<T>(
 pub(crate) async fn create_new(cli: &Cli, options: &BoxOptions, name: &str) -> Result<BoxHandle> {
     let spec = named_spec(options, name)?;
     let client = connect(cli, options).await?;
-    let created = match client.create(spec).await {
+    let created = with_image(options, &client, spec, async |spec| {
+        client.create(spec).await
+    });
+    let created = match created.await {
         Err(error) if error.is_conflict() => {
             bail!("--rm: box {name} already exists; omit --rm, or choose another --name");
         }
@@ -72,7 +78,8 @@ pub(crate) async fn create_new(cli: &Cli, options: &BoxOptions, name: &str) -> R
 pub(crate) async fn open_named(cli: &Cli, options: &BoxOptions, name: &str) -> Result<BoxHandle> {
     let spec = named_spec(options, name)?;
     let client = connect(cli, options).await?;
-    let handle = find_or_create(&client, name, spec).await?;
+    let create = async |spec| find_or_create(&client, name, spec).await;
+    let handle = with_image(options, &client, spec, create).await?;
     if let Some(earlier) = handle.earlier() {
         report_recreated(cli.json, name, earlier);
     }
@@ -117,6 +124,35 @@ async fn connect(cli: &Cli, options: &BoxOptions) -> Result<BoxClient> {
     connect::server(cli).await
 }
 
+/// Creates a box. Pulls its image first if the server does not have it, and shows the progress.
+async fn with_image(
+    options: &BoxOptions,
+    client: &BoxClient,
+    mut spec: SpecDraft,
+    create: impl AsyncFn(SpecDraft) -> Result<BoxHandle, ClientError>,
+) -> Result<BoxHandle, ClientError> {
+    let Some(image) = options.image.as_ref().filter(|image| *image != HOST_IMAGE) else {
+        return create(spec).await;
+    };
+    let images = client.images();
+    if options.pull == Some(Pull::Always) {
+        image::pull_shown(&images, image, PullPolicy::Always, options.quiet).await?;
+    }
+    spec.pull = Some(PullPolicy::Never);
+    match create(spec.clone()).await {
+        Err(error) if options.pulls_missing() && lacks_image(&error) => {
+            image::pull_shown(&images, image, PullPolicy::Missing, options.quiet).await?;
+            create(spec).await
+        }
+        created => created,
+    }
+}
+
+/// Whether the server does not have the image of a new box.
+fn lacks_image(error: &ClientError) -> bool {
+    error.is_not_found() && error.detail().subject == Some(Subject::Image)
+}
+
 /// Creates a box, runs work in it and deletes it.
 async fn run_and_delete<T>(
     client: &BoxClient,
@@ -124,7 +160,8 @@ async fn run_and_delete<T>(
     spec: SpecDraft,
     work: impl Work<T>,
 ) -> Result<T> {
-    let created = client.create(spec).await?;
+    let create = async |spec| client.create(spec).await;
+    let created = with_image(options, client, spec, create).await?;
     output::report_adjusted(created.adjusted());
     let work = async {
         check_features(&created, options).await?;

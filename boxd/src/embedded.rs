@@ -1,4 +1,4 @@
-//! A runtime and its policy layer in this process, for `run`, `stdio` and `serve`.
+//! A runtime and its policy layer in this process, for `run`, `image`, `stdio` and `serve`.
 
 use std::fmt;
 use std::path::Path;
@@ -63,6 +63,25 @@ impl EmbeddedServer {
         let store = store.or_else(|| config.state_dir().ok());
         let images = store.map(|store| config.images.images(&store));
         runtime.images = images.transpose()?;
+        Self::assemble(config, runtime, backend, policy)
+    }
+
+    /// Starts a runtime without boxes, for the images of the state directory.
+    pub(crate) fn for_images(config: &Config) -> Result<Self> {
+        let state = config.state_dir()?;
+        // The backend finds the boxes that a server has left, which may use images.
+        let backend = backend::from_config(config, Some(&state))?;
+        let mut runtime = RuntimeConfig::new(vec![Arc::clone(&backend)]);
+        runtime.images = Some(config.images.images(&state)?);
+        Self::assemble(config, runtime, backend, config.policy.clone())
+    }
+
+    fn assemble(
+        config: &Config,
+        runtime: RuntimeConfig,
+        backend: Arc<dyn Backend>,
+        policy: ServiceConfig,
+    ) -> Result<Self> {
         let runtime = BoxRuntime::start(runtime);
         let calls = config.server.calls_per_token;
         let connector = InProcess::new(runtime.router()).calls_per_caller(calls);

@@ -179,9 +179,18 @@ fn equivalent_command(word: &str) -> Option<&'static str> {
         "create" | "new" | "up" => {
             "`boxd run --name NAME 'true'` creates a box; `boxd shell NAME` creates one and opens a shell"
         }
-        "images" | "image" | "pull" | "build" | "rmi" => {
-            "boxes use the programs of this machine, or with `boxd run --image NAME` a directory of images.roots"
+        "images" => "`boxd image ls`",
+        "pull" => "`boxd image pull NAME`",
+        "rmi" => "`boxd image rm NAME`",
+        "load" | "import" => "`boxd image import FILE NAME`",
+        "save" | "export" => "`boxd image export NAME FILE`",
+        "build" | "commit" | "push" => {
+            "boxd does not make images; import one from another tool with `boxd image import FILE NAME`"
         }
+        "login" => {
+            "`boxd image login REGISTRY` for a registry; `boxd shell NAME` opens a shell in a box"
+        }
+        "logout" => "`boxd image logout REGISTRY`",
         "restart" => "`boxd stop NAME` and `boxd start NAME`",
         "unpause" => "`boxd resume NAME`",
         "attach" => {
@@ -191,7 +200,7 @@ fn equivalent_command(word: &str) -> Option<&'static str> {
         "delete" | "remove" | "destroy" | "down" => "`boxd rm NAME`",
         "list" => "`boxd ps`",
         "info" | "status" => "`boxd doctor` checks this machine; `boxd inspect NAME` shows a box",
-        "login" | "ssh" | "enter" => "`boxd shell NAME`",
+        "ssh" | "enter" => "`boxd shell NAME`",
         _ => return None,
     })
 }

@@ -5,7 +5,7 @@
 //! 2. `embedded`: a runtime and its policy in this process. `connect`: the connection to a server.
 //! 3. `create`: from options to a box; `toolchains`: mounts from a home directory. `run`: `run` and `exec`; `attached`: a
 //!    command on the streams of this process; `refused`: refused connections; `signals`, `terminal`. `boxes`, `commands`,
-//!    `tail`, `shell`, `cp`, `port` and `stats`: commands for boxes of a server.
+//!    `tail`, `shell`, `cp`, `port` and `stats`: commands for boxes of a server. `image`: images; `progress`: bars.
 //! 4. `serve`: the server; `stdio`: the server of a parent process; `langbot`: settings for LangBot.
 //! 5. `backend`: the backend of the configuration. `doctor`: the check of this machine.
 //! 6. `output`, `stream_output`, `error_report`: text and JSON output, and errors. `log`, `manual`, `complete`, `version`.
@@ -23,11 +23,13 @@ mod create;
 mod doctor;
 mod embedded;
 mod error_report;
+mod image;
 mod langbot;
 mod log;
 mod manual;
 mod output;
 mod port;
+mod progress;
 mod refused;
 mod run;
 mod serve;
@@ -63,7 +65,10 @@ fn main() -> ExitCode {
     backend::run_fork_server_if_requested();
     complete::run_if_requested();
     raise_descriptor_limit();
-    let cli = Cli::try_parse().unwrap_or_else(|error| error_report::exit_with_usage(&error));
+    let mut cli = Cli::try_parse().unwrap_or_else(|error| error_report::exit_with_usage(&error));
+    if let Command::Run(args) = &mut cli.command {
+        args.settle(cli.json);
+    }
     match dispatch(&cli) {
         Ok(code) => code,
         Err(error) if error_report::is_broken_pipe(&error) => ExitCode::from(EXIT_BROKEN_PIPE),
@@ -120,6 +125,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Kill(args) => block_on(commands::kill(cli, args)),
         Command::Wait(args) => block_on(commands::wait(cli, args)),
         Command::Cp(args) => block_on(cp::run(cli, args)),
+        Command::Image(args) => block_on(image::run(cli, args)),
         Command::Port(args) => block_on(port::run(cli, args)),
         Command::Stats(args) => block_on(stats::run(cli, args)),
     }

@@ -23,6 +23,11 @@ pub(crate) fn eprintln(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Prints a text to stderr without a line break and ignores errors.
+pub(crate) fn eprint(text: &str) {
+    let _ = write!(io::stderr().lock(), "{}", visible(text));
+}
+
 /// Prints which fields of a request the server's profile changed.
 pub(crate) fn report_adjusted(adjusted: &[box_protocol::Adjusted]) {
     for one in adjusted {

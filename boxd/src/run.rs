@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use box_client::{BoxHandle, CommandBuilder, Exit, ShellRunBuilder};
 use box_protocol::LifetimeChange;
 
-use crate::args::{Cli, ExecArgs, ExecOptions, Program, RunArgs};
+use crate::args::{Cli, ExecArgs, ExecOptions, RunArgs};
 use crate::attached::{self, RECREATE_HINT, exit_code, memory_hint, report_abnormal_exit};
 use crate::refused::RefusalWatch;
 use crate::{connect, create, output, stream_output, values};
@@ -45,7 +45,7 @@ async fn detach(cli: &Cli, args: &RunArgs) -> Result<ExitCode> {
         };
         handle.update_lifetime(change).await?;
     }
-    let command = command(&handle, &args.program, &args.exec_options)?;
+    let command = run_command(&handle, args).await?;
     start_detached(cli, &handle, command).await
 }
 
@@ -75,7 +75,8 @@ pub(crate) async fn exec(cli: &Cli, args: &ExecArgs) -> Result<ExitCode> {
         let exit = with_refusal_reports(cli, &handle, &args.exec_options, running).await?;
         return finish(cli, &exit, RECREATE_HINT);
     }
-    let mut command = command(&handle, &args.program, &args.exec_options)?;
+    let program = (args.program.text.as_deref(), &*args.program.argv);
+    let mut command = command(&handle, program, &args.exec_options)?;
     if let Some(id) = &args.id {
         command = command.id(id);
     }
@@ -135,7 +136,7 @@ async fn shell_run(
 }
 
 async fn run_in_box(cli: &Cli, handle: &BoxHandle, args: &RunArgs) -> Result<ExitCode> {
-    let command = command(handle, &args.program, &args.exec_options)?;
+    let command = run_command(handle, args).await?;
     let running = attached::run(command, &args.exec_options, cli.json);
     let exit = with_refusal_reports(cli, handle, &args.exec_options, running).await?;
     finish(cli, &exit, memory_hint(handle))
@@ -150,16 +151,38 @@ fn finish(cli: &Cli, exit: &Exit, memory_hint: &str) -> Result<ExitCode> {
     Ok(exit_code(exit))
 }
 
-/// Builds the requested command.
+/// Builds the command of `run`: the given one, or that of the image.
+async fn run_command(handle: &BoxHandle, args: &RunArgs) -> Result<CommandBuilder> {
+    if args.text.is_some() || !args.argv.is_empty() {
+        return command(
+            handle,
+            (args.text.as_deref(), &args.argv),
+            &args.exec_options,
+        );
+    }
+    let info = handle.info().await?;
+    let mut words = Vec::new();
+    if let Some(digest) = info.image_resolved {
+        let image = handle.client().images().get(digest).await?;
+        words = image.config.unwrap_or_default().argv();
+    }
+    ensure!(
+        !words.is_empty(),
+        "the image has no command; name a script, or a program after --"
+    );
+    command(handle, (None, &words), &args.exec_options)
+}
+
+/// Builds the requested command from a script or an argument vector.
 fn command(
     handle: &BoxHandle,
-    program: &Program,
+    (text, argv): (Option<&str>, &[String]),
     exec_options: &ExecOptions,
 ) -> Result<CommandBuilder> {
-    let mut command = match &program.text {
+    let mut command = match text {
         Some(text) => handle.command(text),
-        None if program.argv.is_empty() => return Err(anyhow!("no command given")),
-        None => handle.program(program.argv.clone()),
+        None if argv.is_empty() => return Err(anyhow!("no command given")),
+        None => handle.program(argv.to_vec()),
     };
     for text in &exec_options.env {
         let (name, value) = values::variable(text)?;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::getpgrp;
 use rustix::termios::{
-    OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
+    LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
 };
 
 /// The interval at which a background process checks whether it is in the foreground.
@@ -67,5 +68,42 @@ impl Drop for RawMode {
     fn drop(&mut self) {
         // A closed terminal needs no reset.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
+    }
+}
+
+/// The terminal on stdin before its input was hidden.
+static VISIBLE: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Input that the terminal does not show; restored on drop.
+#[derive(Debug)]
+pub(crate) struct HiddenInput(());
+
+impl HiddenInput {
+    /// Hides the input of the terminal on stdin.
+    pub(crate) fn begin() -> Result<Self> {
+        let before = tcgetattr(io::stdin())?;
+        let mut hidden = before.clone();
+        hidden.local_modes.remove(LocalModes::ECHO);
+        *VISIBLE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        tcsetattr(io::stdin(), OptionalActions::Flush, &hidden)?;
+        Ok(Self(()))
+    }
+
+    /// Shows the input again. A process that exits calls this itself.
+    pub(crate) fn restore() {
+        let before = VISIBLE
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(before) = before {
+            // A closed terminal needs no reset.
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
+        }
+    }
+}
+
+impl Drop for HiddenInput {
+    fn drop(&mut self) {
+        Self::restore();
     }
 }

@@ -200,10 +200,13 @@ impl BoxRuntime {
             Ok((passwords, client))
         });
         let (passwords, client) = preparing.await.unwrap_or_else(|_| Err(lost()))?;
-        client
-            .check_login(&registry)
-            .await
-            .map_err(registry_failed)?;
+        let checked = client.check_login(&registry).await;
+        checked.map_err(|error| match error {
+            box_image::Error::Denied(_) => registry_failed(box_image::Error::Denied(format!(
+                "registry {registry}: it refuses the user name or the password; check both"
+            ))),
+            error => registry_failed(error),
+        })?;
         images.store_passwords(&passwords).await?;
         *current = Some((passwords, client));
         Ok(Empty {})
@@ -224,7 +227,7 @@ impl BoxRuntime {
         let mut passwords = reading.unwrap_or_else(|_| Err(lost()))?;
         if !passwords.remove(&registry) {
             return Err(BoxError::not_found(format!(
-                "registry: the server has no password for {registry}; log in first"
+                "registry: the server has no password for {registry}; check its name"
             ))
             .with_detail(&Detail::of_field("registry").of(Subject::Image)));
         }

@@ -196,7 +196,7 @@ fn failed(error: box_image::Error) -> BoxError {
         detail.limit = Some((*limit).to_owned());
         detail.max = Some(*max);
     }
-    if error.code() == Code::Validation {
+    if !matches!(error.code(), Code::Conflict | Code::Internal) {
         detail.field = Some("image".to_owned());
     }
     BoxError::new(error.code(), error.to_string()).with_detail(&detail)

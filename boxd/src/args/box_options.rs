@@ -9,7 +9,7 @@ use box_protocol::{
 };
 use clap::{Args, ValueEnum};
 
-use super::{ConfigFile, ExecOptions, Program};
+use super::{ConfigFile, ExecOptions};
 use crate::{complete, toolchains, values};
 
 /// An idle time that never ends: the largest integer that every JSON parser preserves.
@@ -27,6 +27,7 @@ Examples:
   cat data.csv | boxd run -- python3 -c 'import sys; print(len(sys.stdin.read()))'
   boxd run --allow pypi.org --allow files.pythonhosted.org 'pip download requests'
   boxd run -it bash
+  boxd run --image python:3.12 -- python3 -c 'print(1)'
   boxd run -d --name work --keep 'make all'     requires a server: boxd serve
 Exit codes: the command's own, or 122 (quota exceeded), 124 (timeout), 125 (boxd failed),
 126 (program not executable) and 127 (program not found).
@@ -35,8 +36,16 @@ With --json, each chunk of output is a line {\"stream\", \"offset\", \"at\", \"t
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) program: Program,
+    /// Shell script to run, as one argument [default: the command of the image]
+    #[arg(
+        value_name = "SCRIPT",
+        required_unless_present_any = ["argv", "image"],
+        conflicts_with = "argv"
+    )]
+    pub(crate) text: Option<String>,
+    /// Program and arguments to run without a shell
+    #[arg(last = true, value_name = "ARGV")]
+    pub(crate) argv: Vec<String>,
     #[command(flatten)]
     pub(crate) exec_options: ExecOptions,
     /// Run in the background on a server and print BOX/COMMAND
@@ -50,6 +59,18 @@ pub(crate) struct RunArgs {
     pub(crate) rm: bool,
     #[command(flatten)]
     pub(crate) options: BoxOptions,
+}
+
+impl RunArgs {
+    /// Moves the user of the command to the box, if the box has an image: a box has one user.
+    ///
+    /// With JSON on stdout, stderr has only JSON too.
+    pub(crate) fn settle(&mut self, json: bool) {
+        self.options.quiet |= json;
+        if self.options.image.is_some() {
+            self.options.user = self.exec_options.user.take();
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -83,11 +104,17 @@ pub(crate) struct BoxOptions {
     #[arg(long, help_heading = BOX)]
     pub(crate) keep: bool,
     /// Use this image as the root filesystem; pull it if it is missing
-    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    #[arg(add = complete::images(), long, value_name = "NAME", help_heading = BOX)]
     pub(crate) image: Option<String>,
-    /// Pull the image: missing, always or never
+    /// Pull the image: missing, always or never [default: missing]
     #[arg(long, value_enum, value_name = "WHEN", hide_possible_values = true, requires = "image", help_heading = BOX)]
     pub(crate) pull: Option<Pull>,
+    /// Print no progress of a pull
+    #[arg(short, long, requires = "image", help_heading = BOX)]
+    pub(crate) quiet: bool,
+    /// The user of a new box on an image.
+    #[arg(skip)]
+    pub(crate) user: Option<String>,
     /// Use this profile; not allowed with a server
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     pub(crate) profile: Option<String>,
@@ -111,7 +138,7 @@ pub(crate) struct BoxOptions {
     /// Limit the workspace to this many MiB
     #[arg(long, value_name = "MIB", help_heading = FILES)]
     pub(crate) quota_mb: Option<u64>,
-    /// Make the root filesystem writable; /usr stays read-only
+    /// Make the root filesystem writable; without an image, /usr stays read-only
     #[arg(long, help_heading = FILES)]
     pub(crate) writable: bool,
     /// Enable or disable the network [default: off, unless the profile enables it]
@@ -184,7 +211,7 @@ impl BoxOptions {
             network_policy: network_policy.map(Box::new),
             image: self.image.clone(),
             pull: self.pull.map(Pull::policy),
-            user: None,
+            user: self.user.clone(),
             host_path,
             host_path_mode,
             extra_mounts: (!mounts.is_empty()).then_some(mounts),
@@ -233,6 +260,11 @@ impl BoxOptions {
             }
         }
         Ok((workspace, mounts))
+    }
+
+    /// Whether to pull an image that the server does not have.
+    pub(crate) fn pulls_missing(&self) -> bool {
+        matches!(self.pull, None | Some(Pull::Missing))
     }
 
     /// The idle time of the box, if an option sets it.

@@ -13,13 +13,13 @@ use crate::signals::{CONFIRM_TIMEOUT, Signals};
 
 /// The signal that stops a copy.
 #[derive(Debug, Clone)]
-pub(super) struct Interrupt(watch::Receiver<Option<i32>>);
+pub(crate) struct Interrupt(watch::Receiver<Option<i32>>);
 
 impl Interrupt {
     /// Runs work until a signal. After the signal, waits for the cleanup and exits as if by the signal.
-    pub(super) async fn run_until_signal<W: Future<Output = Result<()>>>(
-        work: impl FnOnce(Self) -> W,
-    ) -> Result<()> {
+    pub(crate) async fn run_until_signal<T>(
+        work: impl AsyncFnOnce(Self) -> Result<T>,
+    ) -> Result<T> {
         let (sender, interrupted) = watch::channel(None);
         let mut work = std::pin::pin!(work(Self(interrupted)));
         let mut signals = Signals::listen()?;
@@ -28,21 +28,19 @@ impl Interrupt {
             (number, _) = signals.next() => number,
         };
         sender.send_replace(Some(number));
-        let finished = async {
-            tokio::select! {
-                done = timeout(CONFIRM_TIMEOUT, work) => done.is_ok_and(|done| done.is_ok()),
-                _ = signals.next() => false,
-            }
+        let finished = tokio::select! {
+            done = timeout(CONFIRM_TIMEOUT, work) => done.ok(),
+            _ = signals.next() => None,
         };
         // The work may finish at the same moment.
-        if finished.await {
-            return Ok(());
+        if let Some(Ok(done)) = finished {
+            return Ok(done);
         }
         std::process::exit(128 + number)
     }
 
     /// Wraps a reader so that it fails after the signal.
-    pub(super) fn guard<R: AsyncRead + Unpin>(&self, reader: R) -> InterruptibleReader<R> {
+    pub(crate) fn guard<R: AsyncRead + Unpin>(&self, reader: R) -> InterruptibleReader<R> {
         let mut interrupted = self.0.clone();
         let interrupted = async move {
             if interrupted.wait_for(Option::is_some).await.is_err() {
@@ -57,7 +55,7 @@ impl Interrupt {
 }
 
 /// A reader that fails after the signal.
-pub(super) struct InterruptibleReader<R> {
+pub(crate) struct InterruptibleReader<R> {
     reader: R,
     interrupted: Pin<Box<dyn Future<Output = ()> + Send>>,
 }

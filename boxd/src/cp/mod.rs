@@ -11,7 +11,8 @@ mod temp_file;
 mod unpack;
 
 use std::fs::File;
-use std::io::{self, IsTerminal as _};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -20,17 +21,19 @@ use std::task::{Context, Poll, ready};
 use anyhow::{Context as _, Result, bail};
 use box_client::{BoxClient, BoxHandle, FileWriter};
 use box_protocol::actions::FileKind;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use rustix::fs::{FileType, Mode, OFlags};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{
+    AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf,
+};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::io::SyncIoBridge;
 
-use self::interrupt::Interrupt;
+pub(crate) use self::interrupt::Interrupt;
 use self::local::{DirEntry, Source, Target, name_of};
 use self::temp_file::TempFile;
 use crate::args::{Cli, CpArgs};
-use crate::connect;
+use crate::{connect, progress};
 
 /// The copied part of a mode: no set-id, no sticky bit.
 const PERMISSION_BITS: u32 = 0o777;
@@ -149,17 +152,9 @@ async fn upload(
         Source::Directory(directory) => directory,
     };
     handle.files().create_dir_all(&path).await?;
-    let (reader, writer) = tokio::io::duplex(PIPE_BYTES);
-    let packing = spawn_blocking(move || {
-        let mut writer = SyncIoBridge::new(writer);
-        pack::pack(&directory, &mut writer)?;
-        Ok::<_, anyhow::Error>(writer.shutdown()?)
-    });
-    let bar = progress(None);
-    let archive = Packed {
-        reader: bar.wrap_async_read(interrupt.guard(reader)),
-        packing: Some(packing),
-    };
+    let bar = progress::bar(None);
+    let archive = interrupt.guard(pack_directory(directory));
+    let archive = bar.wrap_async_read(archive);
     let sent = handle.files().upload_tree(path, archive).await;
     bar.finish_and_clear();
     sent.with_context(|| local.display().to_string())?;
@@ -172,7 +167,7 @@ async fn send(
     mut to: FileWriter,
     size: Option<u64>,
 ) -> Result<()> {
-    let bar = progress(size);
+    let bar = progress::bar(size);
     let sent = copy(&mut from, &mut to, &bar).await;
     bar.finish_and_clear();
     if let Err(error) = sent {
@@ -184,12 +179,26 @@ async fn send(
 }
 
 /// An archive during packing. If packing fails, reading it fails.
-struct Packed<R> {
-    reader: R,
+pub(crate) struct Packed {
+    reader: DuplexStream,
     packing: Option<JoinHandle<Result<()>>>,
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Packed<R> {
+/// Packs a directory into an archive.
+pub(crate) fn pack_directory(directory: OwnedFd) -> Packed {
+    let (reader, writer) = tokio::io::duplex(PIPE_BYTES);
+    let packing = spawn_blocking(move || {
+        let mut writer = SyncIoBridge::new(writer);
+        pack::pack(&directory, &mut writer)?;
+        Ok::<_, anyhow::Error>(writer.shutdown()?)
+    });
+    Packed {
+        reader,
+        packing: Some(packing),
+    }
+}
+
+impl AsyncRead for Packed {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -210,7 +219,8 @@ impl<R: AsyncRead + Unpin> AsyncRead for Packed<R> {
     }
 }
 
-async fn copy(
+/// Copies a stream to its end.
+pub(crate) async fn copy(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     bar: &ProgressBar,
@@ -241,21 +251,13 @@ async fn download(
     let to = to.await??;
     let display = || local.display().to_string();
     if stat.kind != FileKind::Directory {
-        let bar = progress(Some(stat.size));
+        let bar = progress::bar(Some(stat.size));
         let mut reader = interrupt.guard(handle.files().reader(path).await?);
-        let received = match to {
-            Target::Stream(file) => write_to(&mut reader, file, &bar).await,
-            Target::Named(entry, Some(kind)) if kind != FileType::RegularFile => {
-                write_to(&mut reader, open(entry).await?, &bar).await
-            }
-            Target::Named(entry, _) => {
-                receive(&mut reader, entry, stat.mode & PERMISSION_BITS, &bar).await
-            }
-            Target::Directory(directory) => {
-                let entry = DirEntry { directory, name };
-                receive(&mut reader, entry, stat.mode & PERMISSION_BITS, &bar).await
-            }
+        let to = match to {
+            Target::Directory(directory) => Target::Named(DirEntry { directory, name }, None),
+            to => to,
         };
+        let received = write_target(&mut reader, to, stat.mode & PERMISSION_BITS, &bar).await;
         bar.finish_and_clear();
         return received.with_context(display);
     }
@@ -265,13 +267,43 @@ async fn download(
         Target::Stream(_) => bail!("{}: cannot copy a directory to a stream", display()),
     };
     let root = entry.make_directory().with_context(display)?;
-    let bar = progress(None);
+    let bar = progress::bar(None);
     let reader = handle.files().download_tree(path).await?;
     let reader = bar.wrap_async_read(interrupt.guard(reader));
     let bridge = SyncIoBridge::new(reader);
     let unpacked = spawn_blocking(move || unpack::unpack(bridge, &root)).await?;
     bar.finish_and_clear();
     unpacked.with_context(display)
+}
+
+/// Writes a stream to a local file, pipe or device.
+pub(crate) async fn save(
+    from: &mut (impl AsyncRead + Unpin),
+    path: &Path,
+    bar: &ProgressBar,
+) -> Result<()> {
+    let to = spawn_blocking({
+        let path = path.to_owned();
+        move || local::target(&path)
+    });
+    let saved = write_target(from, to.await??, 0o666, bar).await;
+    saved.with_context(|| path.display().to_string())
+}
+
+async fn write_target(
+    from: &mut (impl AsyncRead + Unpin),
+    to: Target,
+    mode: u32,
+    bar: &ProgressBar,
+) -> Result<()> {
+    match to {
+        Target::Stream(file) => write_to(from, file, bar).await,
+        Target::Named(entry, Some(kind)) if kind != FileType::RegularFile => {
+            write_to(from, open(entry).await?, bar).await
+        }
+        Target::Named(entry, _) => receive(from, entry, mode, bar).await,
+        Target::Directory(_) => bail!("a directory; name a file"),
+    }
 }
 
 /// Writes a local file, and replaces an existing one only when it is complete.
@@ -304,23 +336,6 @@ async fn open(entry: DirEntry) -> Result<File> {
         rustix::fs::openat(&entry.directory, &entry.name, flags, Mode::empty())
     });
     Ok(opened.await??.into())
-}
-
-/// A progress bar on a terminal; hidden elsewhere.
-fn progress(size: Option<u64>) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = size.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
-    let template = if size.is_some() {
-        "{bytes} of {total_bytes} {wide_bar} {bytes_per_sec} {eta}"
-    } else {
-        "{bytes} {spinner} {bytes_per_sec}"
-    };
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 #[cfg(test)]

@@ -210,7 +210,7 @@ fn a_shell_completes_the_names_of_boxes_and_of_their_commands() {
 fn commands_of_other_tools_get_a_tip() {
     for (word, suggestion) in [
         ("create", "boxd run --name"),
-        ("images", "images.roots"),
+        ("images", "boxd image ls"),
         ("list", "boxd ps"),
         ("exce", "'exec'"),
         ("inspct", "'inspect'"),

@@ -369,22 +369,29 @@ fn profile_is_refused_with_a_server() {
 
 #[test]
 fn a_missing_image_is_an_error() {
-    let refused = run(&["--image", "ubuntu:24.04", "echo ran"]);
-    assert_eq!(
-        (out(&refused).as_str(), refused.status.code()),
-        ("", Some(125))
-    );
-    assert!(err(&refused).contains("image"), "{refused:?}");
     let server = Server::start();
-    let refused = server.run(&["run", "--image", "ubuntu:24.04", "echo ran"]);
-    assert_eq!(
-        (out(&refused).as_str(), refused.status.code()),
-        ("", Some(125))
-    );
-    assert!(
-        err(&refused).contains("no image ubuntu:24.04"),
-        "{refused:?}"
-    );
+    let arguments = [
+        "run",
+        "--image",
+        "ubuntu:24.04",
+        "--pull",
+        "never",
+        "echo ran",
+    ];
+    // Without a server, and on a server.
+    let embedded = boxd()
+        .env("BOXD_SERVER_STATE_DIR", server.directory.path().join("own"))
+        .args(arguments)
+        .output();
+    for refused in [embedded.unwrap(), server.run(&arguments)] {
+        assert_eq!(
+            (out(&refused).as_str(), refused.status.code()),
+            ("", Some(125))
+        );
+        let message =
+            "not_found: image: `ubuntu:24.04` is not on this machine; pull or import it first";
+        assert!(err(&refused).contains(message), "{refused:?}");
+    }
     assert_eq!(server.ok(&["ps", "-q"]), "");
 }
 
