@@ -142,15 +142,20 @@ impl Inner {
                 found => return found,
             }
         }
+        if let Ok(digest) = name.parse::<Digest>() {
+            return Err(failed(box_image::Error::Invalid(format!(
+                "image: {digest} has no name; use NAME@DIGEST to pull it"
+            ))));
+        }
         let reference: Reference = name.parse().map_err(failed)?;
         if !pulls_all && !is_allowed(&self.config.allow_pull, &reference) {
-            let what = match policy {
-                PullPolicy::Always => "the operator must pull it",
-                _ => "it is not on this machine",
-            };
             let name = reference.familiar_name();
+            let problem = match policy {
+                PullPolicy::Always => format!("this caller may not pull {name}"),
+                _ => format!("{name} is not on this machine, and this caller may not pull it"),
+            };
             return Err(BoxError::denied(format!(
-                "image: this caller may not pull {name}, and {what}; ask the operator to add it to images.allow_pull"
+                "image: {problem}; ask the operator to add it to images.allow_pull"
             ))
             .with_detail(&Detail::of_field("image").of(Subject::Image)));
         }

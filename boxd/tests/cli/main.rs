@@ -15,6 +15,7 @@ mod connect;
 mod cp;
 mod cp_hostile;
 mod docker_usage;
+mod images;
 mod network;
 mod packages;
 mod policy;
