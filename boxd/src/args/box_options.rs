@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use box_client::{Network, NetworkPolicy, NetworkRule, SpecDraft};
 use box_protocol::{
-    BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HostPathMode, Lifetime, PullPolicy,
+    BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HOST_IMAGE, HostPathMode, Lifetime, PullPolicy,
 };
 use clap::{Args, ValueEnum};
 
@@ -138,9 +138,12 @@ pub(crate) struct BoxOptions {
     /// Limit the workspace to this many MiB
     #[arg(long, value_name = "MIB", help_heading = FILES)]
     pub(crate) quota_mb: Option<u64>,
-    /// Make the root filesystem writable; without an image, /usr stays read-only
+    /// Make the root filesystem writable, the default with --image; without, /usr stays read-only
     #[arg(long, help_heading = FILES)]
     pub(crate) writable: bool,
+    /// Make the root filesystem read-only, the default without --image
+    #[arg(long, conflicts_with = "writable", help_heading = FILES)]
+    pub(crate) read_only: bool,
     /// Enable or disable the network [default: off, unless the profile enables it]
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true, help_heading = NETWORK)]
     pub(crate) network: Option<Switch>,
@@ -218,7 +221,7 @@ impl BoxOptions {
             cpus: self.cpus,
             memory_mb: self.memory_mb,
             pids_limit: self.pids,
-            read_only_rootfs: self.writable.then_some(false),
+            read_only_rootfs: self.read_only_rootfs(),
             workspace_quota_mb: self.quota_mb,
             disk_mb: self.disk_mb,
             lifetime,
@@ -238,6 +241,21 @@ impl BoxOptions {
             dirs: None,
             best_effort: None,
         })
+    }
+
+    /// Whether the root is read-only; `None` leaves it to the profile.
+    ///
+    /// Users install packages into an image, and its files stay as they are.
+    fn read_only_rootfs(&self) -> Option<bool> {
+        let has_image = self
+            .image
+            .as_deref()
+            .is_some_and(|image| image != HOST_IMAGE);
+        match (self.read_only, self.writable || has_image) {
+            (true, _) => Some(true),
+            (false, true) => Some(false),
+            (false, false) => None,
+        }
     }
 
     /// The workspace and the other mounts.
