@@ -19,8 +19,8 @@ use crate::error::{Code, Detail};
 use crate::model::{BoxProfile, BoxSpec};
 
 pub(crate) use rules::{
-    INSIDE, NO_NUL, NORMALIZED, NOT_BLANK, OF_HOST, asked_id, code_by_status, described, id,
-    open_list,
+    INSIDE, NO_NUL, NORMALIZED, NOT_BLANK, OF_HOST, RELATIVE, asked_id, code_by_status, described,
+    id, open_list,
 };
 
 /// Describes an action and registers its models with the generator.

@@ -67,6 +67,7 @@ impl BoxRuntime {
             let all = futures::future::join_all(all).await;
             adopted += all.into_iter().filter(|adopted| *adopted).count();
         }
+        self.sweep_items().await;
         Ok(adopted)
     }
 
@@ -81,6 +82,9 @@ impl BoxRuntime {
             mounts: record.mounts.clone(),
         };
         let entry = Arc::new(BoxEntry::adopted(record, backend.name()));
+        let volumes = entry.status().volumes.clone();
+        let uses = self.shared().items.adopt(&entry.spec, &volumes);
+        entry.status().uses = uses;
         let location = Location {
             backend: Arc::clone(backend),
             id: found.id,

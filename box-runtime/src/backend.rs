@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::shm::ShmPool;
+use crate::volumes::{MountedVolume, Volumes};
 
 /// Creates boxes and ends them.
 ///
@@ -113,6 +114,11 @@ pub trait Backend: Send + Sync + 'static {
     async fn freeze(&self, id: Uuid, frozen: bool) -> Result<(), BoxError> {
         let _ = (id, frozen);
         Err(BoxError::unsupported("this backend cannot pause a box"))
+    }
+
+    /// Returns the volumes of this backend, if it has any.
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        None
     }
 
     /// Stores a record with a box and replaces the previous record.
@@ -329,6 +335,8 @@ pub struct StartRequest<'a> {
     ///
     /// Each is a directory of private files of an earlier box.
     pub layers: &'a [PathBuf],
+    /// The volumes of the spec, which the runtime has resolved.
+    pub volumes: &'a [MountedVolume],
 }
 
 impl<'a> StartRequest<'a> {
@@ -339,6 +347,7 @@ impl<'a> StartRequest<'a> {
             spec,
             image: None,
             layers: &[],
+            volumes: &[],
         }
     }
 
@@ -351,6 +360,12 @@ impl<'a> StartRequest<'a> {
     /// Returns this request with a resolved image.
     pub fn with_image(mut self, image: Option<&'a ImageRoot>) -> Self {
         self.image = image;
+        self
+    }
+
+    /// Returns this request with resolved volumes.
+    pub fn with_volumes(mut self, volumes: &'a [MountedVolume]) -> Self {
+        self.volumes = volumes;
         self
     }
 

@@ -21,7 +21,7 @@
 //! 7. `catalog/`: items that outlive boxes, and their uses.
 //! 8. [`backend`]: the interface that creates boxes. A [`Backend`] returns a connection to a box's
 //!    agent and never runs a command. `backend_choice.rs` chooses the backend. `adoption.rs` adopts
-//!    the boxes of an earlier process.
+//!    the boxes of an earlier process. `volumes.rs`: the volumes of a backend.
 //! 9. [`native`]: boxes that need only the kernel of this machine, behind the feature `native`.
 //!    [`egress`]: outgoing connections of a box with a network.
 //! 10. `images/`: the images of boxes, and `image.*`, behind the feature `native`.
@@ -74,6 +74,7 @@ mod shells;
 mod shm;
 mod start;
 mod stats;
+mod volumes;
 mod watch;
 
 pub use backend::{
@@ -89,3 +90,4 @@ pub use handlers::RuntimeActions;
 pub use images::{ImagesConfig, PullRule};
 pub use runtime::BoxRuntime;
 pub use shm::ShmPool;
+pub use volumes::{MountedVolume, Volumes};

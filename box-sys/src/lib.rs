@@ -15,9 +15,10 @@
 //! 6. `network/`: the network of a box and its egress sockets.
 //! 7. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: kernel
 //!    features, one module each.
-//! 8. `walk.rs`: walks a directory that guests write to. `limited_reader.rs`: reads an archive of a
+//! 8. `volumes.rs`: file systems in files that outlive boxes.
+//! 9. `walk.rs`: walks a directory that guests write to. `limited_reader.rs`: reads an archive of a
 //!    guest.
-//! 9. `wire.rs`: messages between client and fork server; `raw/`: system calls; `error.rs`.
+//! 10. `wire.rs`: messages between client and fork server; `raw/`: system calls; `error.rs`.
 //!
 //! # A program that creates boxes
 //! Its `main` begins with [`serve_if_asked`], because the fork server is the same program started
@@ -41,6 +42,7 @@ mod raw;
 mod record;
 pub mod seccomp;
 mod server;
+mod volumes;
 pub mod walk;
 mod wire;
 
@@ -66,4 +68,8 @@ pub use quota::DirectoryQuota;
 pub use raw::signal_fd;
 pub use record::SandboxRecord;
 pub use server::disks::{DISK_BYTES_PER_INODE, DiskKind};
+pub use volumes::{
+    COPY as VOLUME_COPY, create_volume, open_volume_directory, resize_volume, sub_path_error,
+    volume_used,
+};
 pub use wire::{ServerConfig, receive, send, socket_pair};

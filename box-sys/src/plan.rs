@@ -160,6 +160,15 @@ pub enum Source {
     /// The server reopens it by its path and checks that it is the same file. A path descriptor
     /// does not work in another mount namespace.
     Fd(usize),
+    /// A volume with its own file system.
+    Volume {
+        /// Its file, an absolute host path without symbolic links ([`create_volume`](crate::create_volume)).
+        ///
+        /// The server mounts over its directory for a moment, in a namespace of its own.
+        file: PathBuf,
+        /// A directory of the volume, relative and without `..`. It is created for a writable mount.
+        sub_path: Option<PathBuf>,
+    },
 }
 
 /// Storage of a box's private files.

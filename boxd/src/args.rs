@@ -2,15 +2,20 @@
 
 mod box_options;
 mod image;
+mod items;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
-pub(crate) use self::box_options::{BoxOptions, Pull, RunArgs, ShellArgs};
+pub(crate) use self::box_options::{BoxOptions, Pull, RunArgs, ShellArgs, Switch};
 pub(crate) use self::image::{
     ExportArgs, ImageArg, ImageArgs, ImageCommand, ImageLsArgs, ImageRmArgs, ImportArgs, LoginArgs,
     LogoutArgs, PruneArgs, PullArgs,
+};
+pub(crate) use self::items::{
+    ItemChanges, ItemListArgs, ItemOptions, TemplateArgs, TemplateCommand, TemplateSpec,
+    VolumeArgs, VolumeCommand,
 };
 use crate::complete;
 
@@ -91,6 +96,10 @@ pub(crate) enum Command {
     Wait(WaitArgs),
     /// Delete boxes and their files
     Rm(RmArgs),
+    /// Manage volumes: directories that outlive boxes
+    Volume(VolumeArgs),
+    /// Manage templates: options that boxes are created with
+    Template(TemplateArgs),
     /// Check whether this machine can run boxes
     Doctor,
     /// Show or check the configuration

@@ -30,7 +30,7 @@ pub(crate) async fn ps(cli: &Cli, args: &PsArgs) -> Result<ExitCode> {
     show(cli, args.quiet, names, &boxes, || box_table(&boxes))
 }
 
-fn show(
+pub(crate) fn show(
     cli: &Cli,
     quiet: bool,
     names: impl Iterator<Item = String>,

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::time::Duration;
 
 use anyhow::Result;
+use box_client::{CatalogKind, CatalogListParams};
 use clap::{CommandFactory as _, Parser as _};
 use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _,
@@ -78,6 +79,24 @@ pub(crate) fn copy_paths() -> ArgValueCompleter {
             paths.filter(|path| path.starts_with(&*current)).collect(),
         ));
         found
+    })
+}
+
+/// Completes the name of a volume.
+pub(crate) fn volumes() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(item_names(CatalogKind::Volume)))
+}
+
+/// Completes the name of a template.
+pub(crate) fn templates() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(item_names(CatalogKind::Template)))
+}
+
+fn item_names(kind: CatalogKind) -> Vec<String> {
+    query(async |cli| {
+        let client = connect::server(&cli).await?;
+        let items = client.items(CatalogListParams::of(kind)).await?;
+        Ok(items.iter().map(|item| item.name.to_string()).collect())
     })
 }
 

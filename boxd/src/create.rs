@@ -30,7 +30,7 @@ pub(crate) async fn in_temporary_box<T>(
         "--keep and --ttl require --name"
     );
     let spec = options.spec(generated_name())?;
-    if cli.endpoint.is_some() {
+    if cli.endpoint.is_some() || options.needs_server() {
         let client = connect(cli, options).await?;
         return run_and_delete(&client, options, spec, work).await;
     }
@@ -200,6 +200,10 @@ fn unenforced_limits(missing: &[String]) -> Option<String> {
         (
             "disk.limit",
             "a box that exceeds disk_mb ends, instead of writes that fail",
+        ),
+        (
+            "volume.limit",
+            "a box that exceeds the size of a volume ends, instead of writes that fail",
         ),
     ];
     let limits = limits.iter().filter(|(name, _)| lacks(name));

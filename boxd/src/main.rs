@@ -6,6 +6,7 @@
 //! 3. `create`: from options to a box; `toolchains`: mounts from a home directory. `run`: `run` and `exec`; `attached`: a
 //!    command on the streams of this process; `refused`: refused connections; `signals`, `terminal`. `boxes`, `commands`,
 //!    `tail`, `shell`, `cp`, `port` and `stats`: commands for boxes of a server. `image`: images; `progress`: bars.
+//!    `items`: volumes and templates.
 //! 4. `serve`: the server; `stdio`: the server of a parent process; `langbot`: settings for LangBot.
 //! 5. `backend`: the backend of the configuration. `doctor`: the check of this machine.
 //! 6. `output`, `stream_output`, `error_report`: text and JSON output, and errors. `log`, `manual`, `complete`, `version`.
@@ -24,6 +25,7 @@ mod doctor;
 mod embedded;
 mod error_report;
 mod image;
+mod items;
 mod langbot;
 mod log;
 mod manual;
@@ -128,6 +130,8 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Image(args) => block_on(image::run(cli, args)),
         Command::Port(args) => block_on(port::run(cli, args)),
         Command::Stats(args) => block_on(stats::run(cli, args)),
+        Command::Volume(args) => block_on(items::volume(cli, args)),
+        Command::Template(args) => block_on(items::template(cli, args)),
     }
 }
 

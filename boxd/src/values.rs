@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use box_protocol::{BoxMountSpec, HostPathMode};
+use box_protocol::{BoxMountSpec, HostPathMode, ItemRef, VolumeMount};
 
 /// Parses a duration: a number of seconds, or a number with `ms`, `s`, `m`, `h` or `d`.
 pub(crate) fn duration(text: &str) -> Result<Duration> {
@@ -68,8 +68,30 @@ pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
     Ok(BoxMountSpec::new(directory(path)?, target, mode)?)
 }
 
+/// Whether the source of a volume is a directory of this machine, and not the name of a volume.
+pub(crate) fn is_directory(text: &str) -> bool {
+    let source = text.split_once(':').map_or(text, |(source, _)| source);
+    source.contains('/') || matches!(source, "" | "." | ".." | "~")
+}
+
+/// Parses the mount of a named volume: `NAME:PATH`, writable unless `:ro` follows.
+pub(crate) fn volume(text: &str) -> Result<VolumeMount> {
+    let expected = || anyhow!("-v {text}: expected NAME:PATH or NAME:PATH:ro");
+    let (name, rest) = text.split_once(':').ok_or_else(expected)?;
+    let (path, ro) = match rest.rsplit_once(':') {
+        Some((path, "ro")) => (path, true),
+        Some((path, "rw")) => (path, false),
+        Some(_) => return Err(expected()),
+        None => (rest, false),
+    };
+    let name = ItemRef::new(name).with_context(|| format!("-v {text}"))?;
+    let mut mount = VolumeMount::new(name, path).with_context(|| format!("-v {text}"))?;
+    mount.ro = ro;
+    Ok(mount)
+}
+
 /// Parses a volume in the notation of container engines: `DIR:PATH`, writable unless `:ro` follows.
-pub(crate) fn volume(text: &str) -> Result<BoxMountSpec> {
+pub(crate) fn directory_volume(text: &str) -> Result<BoxMountSpec> {
     let (rest, mode) = match text.rsplit_once(':') {
         Some((rest, "rw")) => (rest, HostPathMode::Rw),
         Some((rest, "ro")) => (rest, HostPathMode::Ro),
@@ -77,14 +99,11 @@ pub(crate) fn volume(text: &str) -> Result<BoxMountSpec> {
     };
     let Some((path, target)) = rest.rsplit_once(':') else {
         bail!(
-            "-v {text}: expected DIR:PATH or DIR:PATH:ro; volumes without a directory are not supported"
+            "-v {text}: expected DIR:PATH or DIR:PATH:ro; volumes without a name or directory are not supported"
         );
     };
-    let directory = directory(path).with_context(|| {
-        format!(
-            "-v {text}: {path} must be a directory of this machine; named volumes are not supported"
-        )
-    })?;
+    let directory = directory(path)
+        .with_context(|| format!("-v {text}: {path} must be a directory of this machine"))?;
     Ok(BoxMountSpec::new(directory, target, mode)?)
 }
 
@@ -195,16 +214,36 @@ mod tests {
             (":rw", HostPathMode::Rw),
             (":ro", HostPathMode::Ro),
         ] {
-            let mount = volume(&format!("{path}:/data{rest}")).unwrap();
+            let mount = directory_volume(&format!("{path}:/data{rest}")).unwrap();
             assert_eq!((mount.mount_path.as_str(), mount.mode), ("/data", mode));
         }
         for (wrong, says) in [
-            ("cache:/data", "named volumes are not"),
-            ("/data", "without a directory"),
+            ("/data", "without a name or directory"),
             ("/nowhere/at/all:/data", "must be a directory"),
         ] {
-            let error = format!("{:#}", volume(wrong).unwrap_err());
+            assert!(is_directory(wrong));
+            let error = format!("{:#}", directory_volume(wrong).unwrap_err());
             assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_volume_without_a_slash_has_a_name() {
+        for (text, path, ro) in [
+            ("cache:/data", "/data", false),
+            ("cache:/data:rw", "/data", false),
+            ("cache:/data:ro", "/data", true),
+        ] {
+            assert!(!is_directory(text));
+            let mount = volume(text).unwrap();
+            assert_eq!(mount.volume.as_str(), "cache");
+            assert_eq!((mount.mount_path.as_str(), mount.ro), (path, ro));
+        }
+        for wrong in ["cache", "cache:data", "cache:/data:x", "cache:/data/../b"] {
+            assert!(volume(wrong).is_err(), "{wrong}");
+        }
+        for directory in ["./cache:/data", ".:/data", "~/x:/data", "a/b:/data"] {
+            assert!(is_directory(directory), "{directory}");
         }
     }
 

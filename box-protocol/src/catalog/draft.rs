@@ -114,7 +114,7 @@ impl ItemChange {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct VolumeChange {
-    /// The new maximum size, in MiB. A volume with its own file system can only grow.
+    /// The new maximum size, in MiB. No box may use the volume meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_mb: Option<u64>,
     /// Whether several boxes may write to it at once. Boxes that use it keep it.

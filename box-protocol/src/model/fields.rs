@@ -23,9 +23,10 @@ pub(super) use super::network::NetworkPolicy;
 pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main, PullPolicy};
 pub(super) use super::rules::{
     Any, AtLeast, Few, HostPath, Inside, Mounts, NoNul, Optional, POSITIVE, Positive, Rule, Secret,
-    Word,
+    Volumes, Word,
 };
 pub(super) use super::spec::Network;
+pub(super) use super::volume::VolumeMount;
 pub(super) use super::world::World;
 pub(super) use crate::env::Env;
 pub(super) use crate::ids::Name;
@@ -73,6 +74,9 @@ macro_rules! spec_fields {
 
         /// Additional host directories to mount.
         extra_mounts: (Vec<BoxMountSpec>) = (Vec::new()), Mounts;
+
+        /// Volumes to mount.
+        volumes: (Vec<VolumeMount>) = (Vec::new()), Volumes, fixed shown;
 
         /// Whether the box stays when it is idle.
         persistent: bool = false, Any, fixed shown;

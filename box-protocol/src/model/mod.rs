@@ -21,6 +21,7 @@ mod profile;
 mod rules;
 mod spec;
 mod template;
+mod volume;
 mod world;
 
 pub use adjusted::Adjusted;
@@ -39,4 +40,5 @@ pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy,
 pub use parts::{Defaults, Guest, Labels, Lifetime, Main, OnIdle, PullPolicy};
 pub use profile::{BoxProfile, Lockable};
 pub use spec::{BoxSpec, DEFAULT_MOUNT_PATH, HOST_IMAGE, Network, SpecDraft};
+pub use volume::VolumeMount;
 pub use world::World;

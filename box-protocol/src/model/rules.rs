@@ -6,6 +6,7 @@ use serde::de::{self, Deserialize, MapAccess};
 
 use super::bounds::{self, MAX_ENTRIES, check_mounts};
 use super::mount::BoxMountSpec;
+use super::volume::{VolumeMount, check_volumes};
 use crate::decode::{Decimal, Whole};
 use crate::invalid::Invalid;
 use crate::paths;
@@ -256,6 +257,25 @@ impl Rule<Vec<BoxMountSpec>> for Mounts {
     ) -> Result<Option<Vec<BoxMountSpec>>, Invalid> {
         check_mounts(&mounts)?;
         Ok(Some(mounts))
+    }
+
+    #[cfg(feature = "schema")]
+    fn bound(&self, schema: &mut Schema) {
+        schema.insert("maxItems".to_owned(), bounds::MAX_MOUNTS.into());
+    }
+}
+
+/// At most [`MAX_MOUNTS`](bounds::MAX_MOUNTS) mounts of volumes, each at its own path.
+pub(super) struct Volumes;
+
+impl Rule<Vec<VolumeMount>> for Volumes {
+    fn check(
+        &self,
+        _: &'static str,
+        volumes: Vec<VolumeMount>,
+    ) -> Result<Option<Vec<VolumeMount>>, Invalid> {
+        check_volumes(&volumes)?;
+        Ok(Some(volumes))
     }
 
     #[cfg(feature = "schema")]

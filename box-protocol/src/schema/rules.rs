@@ -25,6 +25,10 @@ pub(crate) const INSIDE: &str = r"^\s*/[^\u0000]*$";
 pub(crate) const NORMALIZED: &str =
     r"^/(?:(?!\.{1,2}(?:/|$))[^/\u0000]+(?:/(?!\.{1,2}(?:/|$))[^/\u0000]+)*)?$";
 
+/// A relative path without `.` and `..` components.
+pub(crate) const RELATIVE: &str =
+    r"^(?!\.{1,2}(?:/|$))[^/\u0000]+(?:/(?!\.{1,2}(?:/|$))[^/\u0000]+)*$";
+
 /// A host path; the decoder trims it.
 pub(crate) const OF_HOST: &str = r"^\s*(?:/|\\\\|[A-Za-z]:[/\\])[^\u0000]*$";
 

@@ -167,7 +167,8 @@ fn no_description_contains_a_rustdoc_link() {
 fn every_member_of_a_spec_is_described() {
     let mut full = json!({"box_id": " s ", "cmd": "ls", "workdir": "/workspace/a", "timeout_sec": "9", "network": "on",
         "image": "x", "pull": "never", "user": "root", "env": {"A": "1"}, "host_path": "/srv", "host_path_mode": "ro", "mount_path": "/workspace",
-        "extra_mounts": [{"host_path": "/a", "mount_path": "/b"}], "persistent": true, "cpus": "0.5",
+        "extra_mounts": [{"host_path": "/a", "mount_path": "/b"}],
+        "volumes": [{"volume": "v", "mount_path": "/v", "sub_path": "a/b", "ro": true}], "persistent": true, "cpus": "0.5",
         "memory_mb": 64.0, "pids_limit": 5, "read_only_rootfs": false, "workspace_quota_mb": 0, "name": "n",
         "labels": {"a": "b"}, "note": [1], "world": "other", "lifetime": {"idle_ms": 5, "on_idle": "stop"},
         "defaults": {"cwd": "/a", "env": {"B": "2"}}, "main": {"argv": ["ls"]},

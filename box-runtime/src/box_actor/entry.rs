@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
-    BoxError, BoxId, BoxInfo, BoxMountSpec, BoxSpec, BoxState, Code, Defaults, Env, Labels,
+    BoxError, BoxId, BoxInfo, BoxMountSpec, BoxSpec, BoxState, Code, Defaults, Env, ItemId, Labels,
     LaneStatus, Lifetime, Name, Network, NetworkPolicy, Note, UnixMs, World,
 };
 
@@ -16,6 +16,7 @@ use crate::box_actor::agent_access::AgentAccess;
 use crate::box_actor::current_exec::CurrentExec;
 use crate::box_actor::persist::Persistence;
 use crate::caller::Visibility as _;
+use crate::catalog::ItemUse;
 use box_rpc::Caller;
 
 /// Entry of a box: written by its actor and the registry, read by `get` and `list`.
@@ -65,6 +66,10 @@ pub(crate) struct BoxStatus {
     /// Location of the box, while it exists.
     pub(crate) location: Option<Location>,
     pub(crate) mounts: Mounts,
+    /// Ids of the volumes in the spec, after the first start.
+    pub(crate) volumes: Vec<ItemId>,
+    /// Uses of items, while the box exists.
+    pub(crate) uses: Vec<ItemUse>,
 }
 
 /// The settings of an image that the runtime applies to the commands of its box.
@@ -110,6 +115,8 @@ pub(crate) struct PersistedBox {
     pub(crate) stopped: bool,
     #[serde(default)]
     pub(crate) mounts: Mounts,
+    #[serde(default)]
+    volumes: Vec<ItemId>,
 }
 
 impl PersistedBox {
@@ -185,6 +192,8 @@ impl BoxEntry {
             image: None,
             location: None,
             mounts: Mounts::default(),
+            volumes: Vec::new(),
+            uses: Vec::new(),
         };
         Self {
             owner,
@@ -320,6 +329,7 @@ impl BoxEntry {
             paused: status.state == BoxState::Paused,
             stopped: status.state == BoxState::Stopped,
             mounts: status.mounts.clone(),
+            volumes: status.volumes.clone(),
         }
     }
 
@@ -339,6 +349,7 @@ impl BoxEntry {
             status.defaults = record.defaults.map(Box::new);
             status.network_policy = record.network_policy.map(Box::new);
             status.image = record.image.map(Box::new);
+            status.volumes = record.volumes;
         }
         entry
     }

@@ -37,6 +37,7 @@ use crate::box_actor::entry::{Location, Mounts};
 use crate::environment::box_environment;
 use crate::images::ResolvedImage;
 use crate::shm::ShmPool;
+use crate::volumes::MountedVolume;
 
 /// Version of the `agent.*` contract that this runtime supports.
 const AGENT_CONTRACT: u32 = 1;
@@ -404,7 +405,10 @@ impl Instance {
         image: Option<ResolvedImage>,
     ) -> Result<(RunningBox, (String, crate::Facts)), BoxError> {
         let root = image.as_ref().map(|image| &image.root);
-        let request = StartRequest::new(id, spec).with_image(root);
+        let volumes = self.mount_volumes(spec)?;
+        let request = StartRequest::new(id, spec)
+            .with_image(root)
+            .with_volumes(&volumes);
         let StartedBox {
             backend_id,
             connection,
@@ -426,6 +430,17 @@ impl Instance {
         let backend = Arc::clone(backend);
         self.entry.set_location(Location { backend, id }, mounts)?;
         Ok((running, (backend_id, facts)))
+    }
+
+    /// Reserves the volumes of the spec for this box, until it is stopped.
+    fn mount_volumes(&self, spec: &BoxSpec) -> Result<Vec<MountedVolume>, BoxError> {
+        let earlier = self.entry.status().volumes.clone();
+        let items = &self.shared.items;
+        let (volumes, uses) = items.mount(&self.entry.owner, spec, &earlier)?;
+        let mut status = self.entry.status();
+        status.volumes = volumes.iter().map(|volume| volume.id.clone()).collect();
+        status.uses = uses;
+        Ok(volumes)
     }
 
     /// Waits until all processes of an exec are gone.
@@ -467,11 +482,13 @@ impl Instance {
         }
         async move {
             let Some((backend, id)) = self.to_stop.clone() else {
+                self.entry.status().uses.clear();
                 return Ok(());
             };
             let limit = self.shared.config.stop_timeout;
             let stopped = bounded(&*backend, "end", limit, backend.stop(id)).await;
             self.to_stop = None;
+            self.entry.status().uses.clear();
             let stopped = stopped.and_then(|stopped| stopped);
             if let Ok(()) = stopped {
                 self.shared.images.release(id);

@@ -4,6 +4,7 @@
 //! item, makes and removes its data, and counts its uses (`uses.rs`).
 
 mod uses;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -14,12 +15,14 @@ use box_protocol::actions::{
 };
 use box_protocol::catalog::{
     CatalogItem, CatalogKind, ItemChange, ItemContent, ItemDraft, ItemState, TemplateContent,
+    VolumeContent,
 };
-use box_protocol::{BoxError, ItemRef};
+use box_protocol::{BoxError, Code, ItemId, ItemRef};
 use box_rpc::Caller;
 
 use crate::caller::Visibility as _;
 use crate::runtime::{BoxRuntime, unsupported};
+pub(crate) use uses::ItemUse;
 use uses::Uses;
 
 /// The catalogue of a runtime.
@@ -73,9 +76,11 @@ impl BoxRuntime {
                 ItemDraft::Template(draft) => {
                     ItemContent::Template(Box::new(TemplateContent { spec: draft.spec }))
                 }
-                ItemDraft::Volume(_) => {
-                    return Err(unsupported("content", "this backend has no volumes"));
-                }
+                ItemDraft::Volume(draft) => ItemContent::Volume(VolumeContent {
+                    size_mb: draft.size_mb,
+                    shared: draft.shared,
+                    enforced: false,
+                }),
             };
             let new = NewItem {
                 owner,
@@ -85,7 +90,10 @@ impl BoxRuntime {
                 state: ItemState::Ready,
                 content,
             };
-            let item = runtime.on_store(move |store| store.insert(new)).await?;
+            let item = match new.content {
+                ItemContent::Volume(_) => runtime.put_volume(new).await?,
+                _ => runtime.on_store(move |store| store.insert(new)).await?,
+            };
             Ok(runtime.items().shown(item))
         })
         .await
@@ -97,7 +105,10 @@ impl BoxRuntime {
         caller: &Caller,
         params: CatalogGetParams,
     ) -> Result<CatalogItem, BoxError> {
-        let item = self.find_item(caller, params.kind, params.item).await?;
+        let mut item = self.find_item(caller, params.kind, params.item).await?;
+        if params.kind == CatalogKind::Volume {
+            item.size_bytes = self.volume_bytes(&item.id).await;
+        }
         Ok(self.items().shown(item))
     }
 
@@ -151,15 +162,22 @@ impl BoxRuntime {
         let item = self.find_item(caller, params.kind, params.item.clone());
         let (item, runtime) = (item.await?, self.clone());
         completed(async move {
-            let kind = params.kind;
+            let (kind, id, change) = (params.kind, item.id.clone(), params.clone());
+            let preview = runtime.on_store(move |store| {
+                store.preview(kind, &id, |item| {
+                    apply(item, change);
+                    Ok(())
+                })
+            });
+            // The data changes first. After a crash in between, the same call completes the change.
+            let _reserved = runtime.resize_volume(&item, &preview.await?).await?;
             let changed = runtime.on_store(move |store| {
                 store.update(kind, &item.id, |item| {
                     apply(item, params);
                     Ok(())
                 })
             });
-            let item = changed.await?;
-            Ok(runtime.items().shown(item))
+            Ok(runtime.items().shown(changed.await?))
         })
         .await
     }
@@ -170,16 +188,26 @@ impl BoxRuntime {
         caller: &Caller,
         params: CatalogDeleteParams,
     ) -> Result<CatalogDeleteResult, BoxError> {
-        let item = self.find_item(caller, params.kind, params.item).await?;
+        let name = params.item.to_string();
+        let id = match self.find_item(caller, params.kind, params.item).await {
+            Ok(item) => item.id,
+            // The owner of a damaged record is unknown.
+            Err(error) if error.code() == Code::Unavailable && caller.can_see_all() => {
+                ItemId::new(&name)?
+            }
+            Err(error) => return Err(error),
+        };
         let (kind, runtime) = (params.kind, self.clone());
         completed(async move {
-            let deleting = runtime.items().uses.begin_delete(kind, &item)?;
-            let id = item.id.clone();
-            runtime
-                .on_store(move |store| store.remove(kind, &id))
-                .await?;
-            drop(deleting);
-            Ok(CatalogDeleteResult { deleted: item.id })
+            let reserved = runtime.items().uses.reserve(kind, &id, &name)?;
+            let record = id.clone();
+            let removed = runtime.on_store(move |store| store.remove(kind, &record));
+            removed.await?;
+            if kind == CatalogKind::Volume {
+                runtime.remove_volume(&id).await;
+            }
+            drop(reserved);
+            Ok(CatalogDeleteResult { deleted: id })
         })
         .await
     }

@@ -27,6 +27,7 @@
 
 mod agent;
 mod script;
+mod volumes;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -35,13 +36,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use box_protocol::actions::{AgentReply, AgentStartParams};
-use box_protocol::{BoxError, BoxMountSpec, BoxSpec, CommandId, Env, NetworkPolicy};
+use box_protocol::{BoxError, BoxMountSpec, BoxSpec, CommandId, Env, ItemId, NetworkPolicy};
 use box_rpc::{Caller, Limits, Options, Session};
 use box_transports::queue;
 use uuid::Uuid;
 
 pub use self::script::{Reply, Trouble};
 use crate::backend::{Availability, Backend, Capabilities, Facts, StartRequest, StartedBox};
+use crate::volumes::{MountedVolume, Volumes};
 
 /// Capacity of the message queue in each direction between runtime and fake agent.
 const QUEUE: usize = 16;
@@ -80,6 +82,8 @@ struct Inner {
     by_text: HashMap<String, Reply>,
     computed: Option<Arc<Answer>>,
     boxes: HashMap<Uuid, FakeBox>,
+    volumes: Vec<(ItemId, u64)>,
+    volume_error: Option<BoxError>,
     record: Record,
 }
 
@@ -88,6 +92,7 @@ struct Record {
     probes: usize,
     starts: Vec<String>,
     specs: Vec<BoxSpec>,
+    volumes: Vec<Vec<MountedVolume>>,
     commands: Vec<(Arc<str>, AgentStartParams)>,
     forgets_commands: bool,
     killed: Vec<String>,
@@ -150,6 +155,8 @@ impl FakeBackend {
                 by_text: HashMap::new(),
                 computed: None,
                 boxes: HashMap::new(),
+                volumes: Vec::new(),
+                volume_error: None,
                 record: Record::default(),
             })),
         }
@@ -408,6 +415,7 @@ impl Backend for FakeBackend {
             let mut inner = self.inner();
             inner.record.starts.push(box_id.clone());
             inner.record.specs.push(request.spec.clone());
+            inner.record.volumes.push(request.volumes.to_vec());
             inner.start_troubles.pop_front()
         };
         script::apply(trouble, "start").await?;
@@ -428,6 +436,10 @@ impl Backend for FakeBackend {
         inner.boxes.insert(request.id, created);
         inner.record.max_boxes = inner.record.max_boxes.max(inner.boxes.len());
         Ok(started)
+    }
+
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        Some(self)
     }
 
     async fn alive(&self, id: Uuid) -> bool {

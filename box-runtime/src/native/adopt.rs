@@ -97,6 +97,7 @@ pub(super) struct Reached {
     pub(super) sandbox: Sandbox,
     pub(super) quota: Option<QuotaRecord>,
     pub(super) disk: Option<QuotaRecord>,
+    pub(super) volumes: Vec<QuotaRecord>,
     pub(super) private_limit: Option<u64>,
     pub(super) started: StartedBox,
 }
@@ -113,6 +114,7 @@ pub(super) async fn reach(
         sandbox,
         quota,
         disk,
+        volumes,
         private_limit,
         ..
     } = state.load()?;
@@ -154,6 +156,7 @@ pub(super) async fn reach(
         sandbox,
         quota,
         disk,
+        volumes,
         private_limit,
         started,
     }))

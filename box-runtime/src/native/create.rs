@@ -5,7 +5,7 @@
 //!    among its mounts.
 //! 2. `plan` converts the spec to a [`SandboxPlan`] and opens every host path without following a link. The policy
 //!    layer has resolved the links before.
-//! 3. The backend creates the quota, a socket pair to the agent, the shared memory and the log file.
+//! 3. The backend opens the volumes of the box (`volumes`). It creates the quota, a socket pair to the agent, the shared memory and the log file.
 //! 4. The fork server (`box_sys::server`) forks a child with prepared namespaces and cgroups. The child builds its
 //!    root from the passed descriptors and enters a user namespace without rights over its mounts.
 //! 5. The child becomes the agent (`box-agent`). It holds one end of the socket pair; the other end is the
@@ -30,7 +30,7 @@ use super::live_box::{LiveBox, RecordFlag, artifact_dir};
 use super::plan::BoxPlan;
 use super::quota::{Limited, Quota};
 use super::state::StateDir;
-use super::{NativeBackend, plan, readable, shm};
+use super::{NativeBackend, plan, readable, shm, volumes};
 use crate::backend::{Facts, StartRequest, StartedBox};
 use crate::box_actor::carrier_limits;
 
@@ -60,6 +60,10 @@ impl NativeBackend {
                 .map_err(os_error)?,
             None => None,
         };
+        let mut volumes = self
+            .plan_volumes(request.volumes, host_mounts.len())
+            .await?;
+        plan::add_volumes(&mut plan, std::mem::take(&mut volumes.mounts))?;
         let (near, far) = UnixStream::pair().map_err(os_error)?;
         near.set_nonblocking(true).map_err(os_error)?;
         let (shm, shm_fd) = shm::create().map_err(os_error)?;
@@ -72,10 +76,8 @@ impl NativeBackend {
             .map_err(os_error)?;
         let server = self.0.server.running().await?;
         let permit = self.0.starts.acquire().await;
-        let sources: Vec<_> = host_mounts
-            .iter()
-            .map(|mount| mount.source.as_fd())
-            .collect();
+        let of_host = host_mounts.iter().map(|mount| &mount.source);
+        let sources: Vec<_> = of_host.chain(&volumes.sources).map(AsFd::as_fd).collect();
         let mut fds = vec![far.as_fd()];
         fds.extend(listener.as_ref().map(AsFd::as_fd));
         fds.push(shm_fd.as_fd());
@@ -94,11 +96,15 @@ impl NativeBackend {
         if !disk.is_enforced() {
             missing.push(disk::LIMIT.to_owned());
         }
+        if !volumes.enforced {
+            missing.push(volumes::LIMIT.to_owned());
+        }
         let live_box = LiveBox::new(sandbox, state, Some(storage.bytes()), record_flag);
         *live_box.artifacts() = artifacts;
         *live_box.temporary_disk() = disk.temporary.take();
         self.boxes().insert(request.id, Arc::clone(&live_box));
-        live_box.watch([quota, disk.quota], self.0.config.outlive);
+        let quotas = quota.into_iter().chain(disk.quota).chain(volumes.quotas);
+        live_box.watch(quotas, self.0.config.outlive);
         let stream = tokio::net::UnixStream::from_std(near).map_err(os_error)?;
         let connection = unix::over(stream, &carrier_limits());
         let wants_network = request.spec.network == Network::On;

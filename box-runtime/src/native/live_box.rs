@@ -30,6 +30,8 @@ pub(super) struct LiveBox {
     pub(super) quota: OnceLock<Arc<Quota>>,
     /// Quota of a disk that is a directory.
     pub(super) disk_quota: OnceLock<Arc<Quota>>,
+    /// Quotas of volumes that are directories.
+    pub(super) volume_quotas: OnceLock<Vec<Arc<Quota>>>,
     /// Limit of the private files in bytes, if known.
     pub(super) private_limit: Option<u64>,
     /// Last measured sizes.
@@ -86,6 +88,7 @@ impl LiveBox {
             temporary_disk: Mutex::default(),
             quota: OnceLock::new(),
             disk_quota: OnceLock::new(),
+            volume_quotas: OnceLock::new(),
             private_limit,
             measured: Mutex::default(),
             egress: OnceLock::new(),
@@ -142,24 +145,27 @@ impl LiveBox {
     }
 
     /// Enforces these quotas for the lifetime of the box.
-    pub(super) fn watch(self: &Arc<Self>, quotas: [Option<Quota>; 2], outlives: bool) {
-        for quota in quotas.into_iter().flatten() {
+    pub(super) fn watch(self: &Arc<Self>, quotas: impl IntoIterator<Item = Quota>, outlives: bool) {
+        let mut volumes = Vec::new();
+        for quota in quotas {
             quota.outlives(outlives);
-            let slot = match quota.limited() {
-                Limited::Workspace => &self.quota,
-                Limited::Disk(_) => &self.disk_quota,
-            };
-            let quota = slot.get_or_init(|| Arc::new(quota));
-            tokio::spawn(Arc::clone(quota).watch(Arc::downgrade(self)));
+            let quota = Arc::new(quota);
+            tokio::spawn(Arc::clone(&quota).watch(Arc::downgrade(self)));
+            match quota.limited() {
+                Limited::Workspace => drop(self.quota.set(quota)),
+                Limited::Disk(_) => drop(self.disk_quota.set(quota)),
+                Limited::Volume(_) => volumes.push(quota),
+            }
         }
+        let _ = self.volume_quotas.set(volumes);
     }
 
     /// Removes the state directory of a box that is gone.
     pub(super) fn remove_state(&self) {
-        for quota in [&self.quota, &self.disk_quota] {
-            if let Some(quota) = quota.get() {
-                quota.outlives(false);
-            }
+        let volumes = self.volume_quotas.get().into_iter().flatten();
+        let others = [&self.quota, &self.disk_quota];
+        for quota in others.into_iter().filter_map(OnceLock::get).chain(volumes) {
+            quota.outlives(false);
         }
         if let Some(state) = self.state().take() {
             state.remove();

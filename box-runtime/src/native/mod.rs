@@ -7,7 +7,7 @@
 //!    `image_user`: the user of an image.
 //! 4. `server`: the fork server. `diagnosis`: the features of this machine.
 //! 5. `quota`: the size limit of a workspace. `disk`: the storage of private files. `artifacts`:
-//!    mounts of content identified by a digest.
+//!    mounts of content identified by a digest. `volumes`: directories that outlive boxes.
 //! 6. `shm`: memory shared with the agent; `state`: the directory of a box on disk; `adopt`:
 //!    adoption by a later process.
 //! 7. `error`: errors of the backend.
@@ -33,6 +33,7 @@ mod quota;
 mod server;
 mod shm;
 mod state;
+mod volumes;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -61,6 +62,7 @@ use crate::backend::{
     StartedBox,
 };
 use crate::egress::{Dialler, Egress, FakeIps};
+use crate::volumes::Volumes;
 
 /// Limit of concurrent starts.
 ///
@@ -283,14 +285,20 @@ impl Backend for NativeBackend {
         Ok(())
     }
 
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        self.0.config.state_dir.is_some().then_some(self as _)
+    }
+
     fn persist(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
         let Some(live_box) = self.live_box(id) else {
             return Ok(());
         };
+        let volumes = live_box.volume_quotas.get().into_iter().flatten();
         let stored = StoredBox {
             sandbox: live_box.sandbox.record(),
             quota: live_box.quota.get().map(|quota| quota.record()),
             disk: live_box.disk_quota.get().map(|quota| quota.record()),
+            volumes: volumes.map(|quota| quota.record()).collect(),
             private_limit: live_box.private_limit,
             record: record.to_owned(),
         };
@@ -366,11 +374,11 @@ impl Backend for NativeBackend {
             let _ = tokio::task::spawn_blocking(removing).await;
             return Ok(Reach::Dead("it ended while no server was running"));
         };
-        let (mut quotas, mut lost) = ([None, None], None);
-        for (quota, record) in quotas.iter_mut().zip([&reached.quota, &reached.disk]) {
-            let Some(record) = record else { continue };
+        let (mut quotas, mut lost) = (Vec::new(), None);
+        let records = reached.quota.iter().chain(&reached.disk);
+        for record in records.chain(&reached.volumes) {
             match Quota::restore(record).await {
-                Ok(restored) => *quota = Some(restored),
+                Ok(restored) => quotas.push(restored),
                 Err(error) => match error.kind() {
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                         lost = Some(record.limited());
@@ -388,6 +396,7 @@ impl Backend for NativeBackend {
             return Ok(Reach::Dead(match lost {
                 Limited::Workspace => "the workspace with workspace_quota_mb no longer exists",
                 Limited::Disk(_) => "the disk with disk_mb no longer exists",
+                Limited::Volume(_) => "a volume of the box no longer exists",
             }));
         }
         live_box.watch(quotas, true);

@@ -14,7 +14,7 @@ use super::{NativeConfig, image_user};
 use crate::backend::{ImageRoot, StartRequest};
 
 /// User and group id of the guest inside every box.
-const GUEST: u32 = 1000;
+pub(super) const GUEST: u32 = 1000;
 
 /// Longest host name in bytes.
 const HOSTNAME_BYTES: usize = 63;
@@ -150,6 +150,24 @@ fn guest(
         home: guest.home.to_string_lossy().into_owned(),
     };
     Ok((guest, Some(shown)))
+}
+
+/// Adds the mounts of volumes to a plan.
+pub(super) fn add_volumes(plan: &mut SandboxPlan, volumes: Vec<Mount>) -> Result<(), BoxError> {
+    for volume in &volumes {
+        if plan
+            .mounts
+            .iter()
+            .any(|mount| mount.target == volume.target)
+        {
+            let path = volume.target.display();
+            let rule = format!("another mount has the path {path}; use different paths");
+            return Err(Invalid::new("volumes", rule).into());
+        }
+    }
+    plan.mounts.extend(volumes);
+    plan.validate()
+        .map_err(|error| super::sandbox_error(&error))
 }
 
 /// Returns the host name of a box: its name in valid characters, or the default.

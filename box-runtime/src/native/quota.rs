@@ -49,12 +49,16 @@ pub(super) enum Limited {
     Workspace,
     /// The private files, by `disk_mb`, with this number of files.
     Disk(u64),
+    /// A volume, by its `size_mb`, with this number of files.
+    Volume(u64),
 }
 
 /// Writable directories of a box and their total limit.
 #[derive(Debug)]
 pub(super) struct Quota {
     limited: Limited,
+    /// Name of the volume.
+    name: Option<String>,
     directories: Vec<Directory>,
     bytes: u64,
 }
@@ -72,6 +76,8 @@ struct Directory {
 pub(super) struct QuotaRecord {
     #[serde(default)]
     limited: Limited,
+    #[serde(default)]
+    name: Option<String>,
     bytes: u64,
     directories: Vec<DirectoryId>,
 }
@@ -144,7 +150,11 @@ impl Quota {
             }
             found.push((id.clone(), open));
         }
-        Self::over(record.limited, record.bytes, found).await
+        let restored = Self::over(record.limited, record.bytes, found).await?;
+        Ok(Self {
+            name: record.name.clone(),
+            ..restored
+        })
     }
 
     async fn over(
@@ -172,9 +182,26 @@ impl Quota {
         }
         Ok(Self {
             limited,
+            name: None,
             directories,
             bytes,
         })
+    }
+
+    /// Returns this quota with the name of its volume.
+    pub(super) fn named(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    /// Returns an error if the quota is exceeded already.
+    pub(super) fn check(&self) -> Result<(), BoxError> {
+        let size = self.measure();
+        let size = size.map_err(|_| unmeasurable(self.limited))?;
+        if self.allows(&size) {
+            return Ok(());
+        }
+        Err(self.exceeded_with(&size, "; mount it with ro, or enlarge it"))
     }
 
     pub(super) fn limited(&self) -> Limited {
@@ -192,6 +219,7 @@ impl Quota {
         let id = |directory: &Directory| directory.id.clone();
         QuotaRecord {
             limited: self.limited,
+            name: self.name.clone(),
             bytes: self.bytes,
             directories: self.directories.iter().map(id).collect(),
         }
@@ -209,18 +237,35 @@ impl Quota {
     }
 
     fn exceeded(&self, size: &Size) -> BoxError {
+        with_end(
+            self.exceeded_with(size, "; the runtime ended the box"),
+            Ended::Quota,
+        )
+    }
+
+    fn exceeded_with(&self, size: &Size, end: &str) -> BoxError {
         let more = if size.bytes > self.bytes {
-            "; the runtime ended the box".to_owned()
+            end.to_owned()
         } else {
             let files = self.limited.entries(self.bytes);
-            format!(" hold at most {files} files; the runtime ended the box")
+            format!(" hold at most {files} files{end}")
         };
         let megabytes = self.bytes >> 20;
-        let error = match self.limited {
+        match self.limited {
             Limited::Workspace => quota_exceeded(megabytes, &more),
             Limited::Disk(_) => disk_exceeded(megabytes, &more),
-        };
-        with_end(error, Ended::Quota)
+            Limited::Volume(_) => {
+                let name = self.name.as_deref().unwrap_or_default();
+                let message =
+                    format!("size_mb: the files of volume {name} exceed {megabytes} MiB{more}");
+                BoxError::capacity(message).with_detail(&Detail {
+                    field: Some("size_mb".to_owned()),
+                    limit: Some("size_mb".to_owned()),
+                    max: Some(megabytes),
+                    ..Detail::about(Subject::Volume)
+                })
+            }
+        }
     }
 
     fn allows(&self, size: &Size) -> bool {
@@ -270,6 +315,7 @@ impl Quota {
             match self.limited {
                 Limited::Workspace => live_box.measured().workspace = Some(size.bytes),
                 Limited::Disk(_) => live_box.measured().private = Some(size.bytes),
+                Limited::Volume(_) => {}
             }
             // This check also applies to kernel quotas, because a box with a parent of this
             // directory may have removed the limit.
@@ -290,7 +336,7 @@ impl Limited {
     fn entries(self, bytes: u64) -> u64 {
         match self {
             Self::Workspace => bytes / BYTES_PER_ENTRY,
-            Self::Disk(inodes) => inodes,
+            Self::Disk(inodes) | Self::Volume(inodes) => inodes,
         }
     }
 
@@ -300,7 +346,7 @@ impl Limited {
     /// copied, and no guest can create this name.
     fn skipped(self) -> Option<&'static CStr> {
         match self {
-            Self::Workspace => None,
+            Self::Workspace | Self::Volume(_) => None,
             Self::Disk(_) => Some(c"work"),
         }
     }
@@ -314,6 +360,9 @@ pub(super) fn unmeasurable(limited: Limited) -> BoxError {
         }
         Limited::Disk(_) => {
             "disk_mb: the disk can no longer be measured; the runtime ended the box"
+        }
+        Limited::Volume(_) => {
+            "size_mb: a volume can no longer be measured; the runtime ended the box"
         }
     };
     let error = BoxError::unavailable(message).with_detail(&Detail::about(Subject::Disk));

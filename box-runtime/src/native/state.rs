@@ -29,6 +29,9 @@ pub(super) struct StoredBox {
     /// Limit of a disk that is a directory.
     #[serde(default)]
     pub(super) disk: Option<QuotaRecord>,
+    /// Limits of volumes that are directories.
+    #[serde(default)]
+    pub(super) volumes: Vec<QuotaRecord>,
     /// Limit of the private files in bytes. `None` in records of older versions.
     #[serde(default)]
     pub(super) private_limit: Option<u64>,

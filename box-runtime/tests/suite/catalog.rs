@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 
 use super::fixture::{Fixture, code, fixture, fixture_with};
 
-fn params<T: serde::de::DeserializeOwned>(value: Value) -> T {
+pub(crate) fn params<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-fn with_catalog(directory: &tempfile::TempDir) -> Fixture {
+pub(crate) fn with_catalog(directory: &tempfile::TempDir) -> Fixture {
     let catalog = Catalog::open(directory.path(), Limits { items_per_owner: 5 }).unwrap();
     fixture_with(|config| config.catalog = Some(Arc::new(catalog)))
 }
 
-async fn put(w: &Fixture, value: Value) -> Result<CatalogItem, BoxError> {
+pub(crate) async fn put(w: &Fixture, value: Value) -> Result<CatalogItem, BoxError> {
     let params: CatalogPutParams = params(value);
     w.runtime.put_item(&w.caller, params).await
 }
@@ -36,7 +36,7 @@ async fn get(w: &Fixture, item: &str) -> Result<CatalogItem, BoxError> {
     w.runtime.item(&w.caller, params).await
 }
 
-async fn update(w: &Fixture, value: Value) -> Result<CatalogItem, BoxError> {
+pub(crate) async fn update(w: &Fixture, value: Value) -> Result<CatalogItem, BoxError> {
     let params: CatalogUpdateParams = params(value);
     w.runtime.update_item(&w.caller, params).await
 }

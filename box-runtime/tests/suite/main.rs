@@ -24,3 +24,4 @@ mod streaming;
 mod timeouts;
 mod untrusted_agent;
 mod update;
+mod volumes;

@@ -188,7 +188,7 @@ impl Disks {
             self.templates.remove(at)
         } else {
             let file = new_file(directory).at("create the template of a disk")?;
-            format(file.as_fd(), caps)?;
+            format(file.as_fd(), caps, (0, 0), None)?;
             (caps, file)
         };
         if self.templates.len() == TEMPLATES_MAX {
@@ -226,20 +226,30 @@ fn new_file(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Formats a file.
-fn format(file: BorrowedFd<'_>, caps: Caps) -> Result<()> {
+///
+/// The root directory belongs to `owner`, and `more` names further features.
+pub(crate) fn format(
+    file: BorrowedFd<'_>,
+    caps: Caps,
+    (user, group): (u32, u32),
+    more: Option<&str>,
+) -> Result<()> {
     rustix::fs::ftruncate(file, caps.bytes).at("set the size of a disk")?;
     let missing = || Error::Unavailable("mke2fs".into());
     let program = FORMAT.iter().find(|path| Path::new(path).exists());
     let input = file.try_clone_to_owned().at("duplicate")?;
+    let features = [FEATURES].into_iter().chain(more);
+    let features = features.collect::<Vec<_>>().join(",");
+    let options = format!(
+        "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner={user}:{group},\
+         packed_meta_blocks=1"
+    );
     let formatted = Command::new(program.ok_or_else(missing)?)
         .args([
             "-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0",
         ])
-        .args(["-N", &caps.inodes.to_string(), "-O", FEATURES])
-        .args([
-            "-E",
-            "lazy_itable_init=1,nodiscard,root_owner=0:0,packed_meta_blocks=1",
-        ])
+        .args(["-N", &caps.inodes.to_string(), "-O", &features])
+        .args(["-E", &options])
         .arg("/proc/self/fd/0")
         .env_clear()
         // Without the host's settings, so that every disk is the same.
@@ -257,7 +267,7 @@ fn format(file: BorrowedFd<'_>, caps: Caps) -> Result<()> {
 }
 
 /// Copies the data of a file without its holes.
-fn copy_sparse(from: &OwnedFd, to: BorrowedFd<'_>, size: u64) -> io::Result<()> {
+pub(crate) fn copy_sparse(from: &OwnedFd, to: BorrowedFd<'_>, size: u64) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         return Ok(());
     }
@@ -299,7 +309,7 @@ struct LoopConfig {
 /// Attaches a file to a free loop device. Returns the device and its path.
 ///
 /// The device detaches when its last user ends.
-fn attach_loop(file: BorrowedFd<'_>) -> io::Result<(OwnedFd, String)> {
+pub(crate) fn attach_loop(file: BorrowedFd<'_>) -> io::Result<(OwnedFd, String)> {
     /// `LOOP_CTL_GET_FREE` and `LOOP_CONFIGURE`.
     const GET_FREE: libc::c_ulong = 0x4C82;
     const CONFIGURE: libc::c_ulong = 0x4C0A;

@@ -15,6 +15,7 @@ use crate::error::{At, Error, Result};
 use crate::mounts::{attach, clone_tree, create_mount_point};
 use crate::plan::{Limits, Mount, SandboxPlan, Scratch, Source, check_target};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY, Forked};
+use crate::volumes;
 use crate::wire::{FDS_MAX, socket_pair};
 
 /// The namespaces into which a box is forked.
@@ -325,19 +326,22 @@ impl Server {
 
     /// Clones a host directory as a restricted mount with mapped owner.
     fn tree(&mut self, mount: &Mount, guest: (u32, u32), fds: &[OwnedFd]) -> Result<OwnedFd> {
-        let place = match &mount.source {
-            Source::Path(path) => open_source(path).at("open a mount's source")?,
+        // An ordinary user can only clone a tree with its submounts, because they are locked. Root
+        // leaves out submounts, so that a workspace is one file system.
+        let recursive = !self.template.privileged;
+        let clone = |place: OwnedFd| clone_tree(&place, "", recursive).at("clone a mount's source");
+        let tree = match &mount.source {
+            Source::Path(path) => clone(open_source(path).at("open a mount's source")?)?,
             Source::Fd(n) => {
                 let fd = fds.get(*n).ok_or_else(|| {
                     Error::Invalid("mounts: the descriptor of a source is missing".into())
                 })?;
-                reopen(fd.as_fd()).at("reopen a mount's source")?
+                clone(reopen(fd.as_fd()).at("reopen a mount's source")?)?
+            }
+            Source::Volume { file, sub_path } => {
+                volumes::tree(file, sub_path.as_deref(), mount.writable)?
             }
         };
-        // An ordinary user can only clone a tree with its submounts, because they are locked. Root
-        // leaves out submounts, so that a workspace is one file system.
-        let recursive = !self.template.privileged;
-        let tree = clone_tree(&place, "", recursive).at("clone a mount's source")?;
         if self.template.privileged {
             self.map_owner(&tree, mount, guest)?;
         }

@@ -13,7 +13,7 @@ use box_sys::{
 const MIB: u64 = 1 << 20;
 
 /// A server of the current user with disks in this directory, and no spares.
-fn server_in(directory: &Path, spares: usize) -> TestServer {
+pub(crate) fn server_in(directory: &Path, spares: usize) -> TestServer {
     let config = ServerConfig {
         cgroup_parent: format!("box-test-disks-{}", std::process::id()),
         disks: Some(directory.to_owned()),
@@ -43,12 +43,12 @@ fn with_disk(plan: SandboxPlan, bytes: u64, name: Option<&str>) -> SandboxPlan {
 /// Whether this test can make disks: the current user is root.
 ///
 /// An ordinary user has directories, which `a_directory_as_disk_works_for_every_user` tests.
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// The loop devices of files in a directory.
-fn loops(directory: &Path) -> Vec<String> {
+pub(crate) fn loops(directory: &Path) -> Vec<String> {
     let directory = directory.canonicalize().unwrap();
     let devices = fs::read_dir("/sys/block").unwrap().flatten();
     let files = devices
@@ -58,7 +58,7 @@ fn loops(directory: &Path) -> Vec<String> {
         .collect()
 }
 
-fn no_loops(directory: &Path) {
+pub(crate) fn no_loops(directory: &Path) {
     eventually("no loop device is left", || loops(directory).is_empty());
 }
 

@@ -19,3 +19,4 @@ mod many_boxes;
 mod missing_primitives;
 mod support;
 mod termination;
+mod volumes;

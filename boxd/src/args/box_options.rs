@@ -6,6 +6,7 @@ use anyhow::{Result, bail, ensure};
 use box_client::{Network, NetworkPolicy, NetworkRule, SpecDraft};
 use box_protocol::{
     BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HOST_IMAGE, HostPathMode, Lifetime, PullPolicy,
+    VolumeMount,
 };
 use clap::{Args, ValueEnum};
 
@@ -129,8 +130,8 @@ pub(crate) struct BoxOptions {
     /// Mount a directory read-only
     #[arg(long, value_name = "DIR:PATH[:rw]", help_heading = FILES)]
     pub(crate) mount: Vec<String>,
-    /// Mount a directory read-write
-    #[arg(short, long, value_name = "DIR:PATH[:ro]", help_heading = FILES)]
+    /// Mount a volume or a directory read-write; a directory contains a slash
+    #[arg(short, long, value_name = "NAME|DIR:PATH[:ro]", help_heading = FILES)]
     pub(crate) volume: Vec<String>,
     /// Mount toolchains of your home directory read-only: rustup, uv, nvm, pyenv, volta, bun, deno, go
     #[arg(long, help_heading = FILES)]
@@ -184,7 +185,7 @@ impl BoxOptions {
             self.allow.is_empty() || self.network != Some(Switch::Off),
             "--allow: requires a network; omit --network off"
         );
-        let (workspace, mut mounts) = self.mounts()?;
+        let (workspace, mut mounts, volumes) = self.mounts()?;
         let (host_path, host_path_mode) = workspace.unzip();
         let mut defaults = None;
         if self.with_toolchains {
@@ -218,6 +219,7 @@ impl BoxOptions {
             host_path,
             host_path_mode,
             extra_mounts: (!mounts.is_empty()).then_some(mounts),
+            volumes: (!volumes.is_empty()).then_some(volumes),
             cpus: self.cpus,
             memory_mb: self.memory_mb,
             pids_limit: self.pids,
@@ -258,14 +260,26 @@ impl BoxOptions {
         }
     }
 
-    /// The workspace and the other mounts.
-    fn mounts(&self) -> Result<(Option<Workspace>, Vec<BoxMountSpec>)> {
+    /// Whether the box needs items of a server.
+    pub(crate) fn needs_server(&self) -> bool {
+        self.volume
+            .iter()
+            .any(|volume| !values::is_directory(volume))
+    }
+
+    /// The workspace, the other mounts of directories, and the volumes.
+    fn mounts(&self) -> Result<(Option<Workspace>, Vec<BoxMountSpec>, Vec<VolumeMount>)> {
         let workspace = self.workspace.as_deref().map(values::workspace);
         let mut workspace = workspace.transpose()?;
         let mounts = self.mount.iter().map(|mount| values::mount(mount));
         let mut mounts: Vec<_> = mounts.collect::<Result<_>>()?;
+        let mut volumes = Vec::new();
         for volume in &self.volume {
-            let mount = values::volume(volume)?;
+            if !values::is_directory(volume) {
+                volumes.push(values::volume(volume)?);
+                continue;
+            }
+            let mount = values::directory_volume(volume)?;
             // The workspace has its own option.
             if mount.mount_path != DEFAULT_MOUNT_PATH {
                 mounts.push(mount);
@@ -277,7 +291,7 @@ impl BoxOptions {
                 workspace = Some((mount.host_path, mount.mode));
             }
         }
-        Ok((workspace, mounts))
+        Ok((workspace, mounts, volumes))
     }
 
     /// Whether to pull an image that the server does not have.

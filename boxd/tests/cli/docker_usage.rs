@@ -43,10 +43,8 @@ fn options_of_container_engines_work() {
 fn unsupported_options_name_the_alternative() {
     for (arguments, says) in [
         (&["-p", "8080:80", "true"][..], "boxd port NAME PORT"),
-        (
-            &["-v", "cache:/data", "true"],
-            "named volumes are not supported",
-        ),
+        (&["-v", "/data", "true"], "expected DIR:PATH"),
+        (&["-v", "cache", "true"], "expected NAME:PATH"),
         (&["-m", "5q", "true"], "use k, m, g or t"),
         (&["--keep", "true"], "--name"),
         (&["--ttl", "1h", "true"], "--name"),

@@ -26,3 +26,4 @@ mod server_loss;
 mod support;
 mod terminal;
 mod texts;
+mod volumes;

@@ -25,11 +25,8 @@ fn start(server: &Server, text: &str) -> (Child, BufReader<std::process::ChildSt
 }
 
 /// Kills the server and starts its successor.
-fn restart(mut server: Server) -> Server {
-    server.child.kill().unwrap();
-    server.child.wait().unwrap();
-    let directory = std::mem::replace(&mut server.directory, tempfile::tempdir().unwrap());
-    Server::with(directory, |_| {})
+fn restart(server: Server) -> Server {
+    Server::with(server.kill(), |_| {})
 }
 
 /// Returns the rest of standard output, and standard error.

@@ -1,6 +1,7 @@
 //! A server for one test, and the program as its client.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -74,6 +75,15 @@ pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+/// The users of a test that depends on the user of the server: the current one if `None`.
+pub(crate) fn users() -> Vec<Option<u32>> {
+    if rustix::process::geteuid().is_root() {
+        vec![None, Some(65534)]
+    } else {
+        vec![None]
+    }
+}
+
 /// A running `boxd serve`, which ends when this is dropped.
 pub(crate) struct Server {
     pub(crate) child: Child,
@@ -89,7 +99,40 @@ impl Server {
     /// Starts a server with more arguments or variables, in a directory that a server may have
     /// used.
     pub(crate) fn with(directory: tempfile::TempDir, more: impl FnOnce(&mut Command)) -> Self {
-        let mut command = boxd();
+        Self::spawn(boxd(), directory, more)
+    }
+
+    /// Starts a server of this user, in a directory that a server of the same user may have used.
+    pub(crate) fn of_user(directory: tempfile::TempDir, user: Option<u32>) -> Self {
+        let Some(user) = user else {
+            return Self::with(directory, |_| {});
+        };
+        let program = directory.path().join("boxd");
+        // Copied by another process, because a child of this one could keep the file open for
+        // writing. A build directory may not be readable.
+        if !program.exists() {
+            let copied = Command::new("cp").arg(BOXD).arg(&program).status();
+            assert!(copied.unwrap().success());
+        }
+        std::os::unix::fs::chown(directory.path(), Some(user), Some(user)).unwrap();
+        let mut command = Command::new(&program);
+        command.env_clear().env("PATH", "/usr/bin:/bin");
+        command.uid(user).gid(user).current_dir("/");
+        Self::spawn(command, directory, |_| {})
+    }
+
+    /// Kills the server, and returns its directory.
+    pub(crate) fn kill(mut self) -> tempfile::TempDir {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap())
+    }
+
+    fn spawn(
+        mut command: Command,
+        directory: tempfile::TempDir,
+        more: impl FnOnce(&mut Command),
+    ) -> Self {
         command
             .args(["serve", "--state-dir"])
             .arg(directory.path().join("state"));
