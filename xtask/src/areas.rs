@@ -25,7 +25,7 @@ const AREAS: &[Area] = &[
     ("runtime", &["-p box-runtime", "-p box-tests --test boxes"]),
     ("service", &["-p box-service"]),
     ("gateways", &["-p box-gateways"]),
-    ("cli", &["-p boxd --bins --test cli"]),
+    (CLI, &["-p boxd --bins --test cli"]),
     ("http", &["-p boxd --test http"]),
     (
         "native",
@@ -34,8 +34,9 @@ const AREAS: &[Area] = &[
     ("xtask", &["-p xtask"]),
 ];
 
-/// The area of images, whose tests need programs of Debian.
+/// The areas of images and of the command line, whose tests need programs of Debian.
 const IMAGE: &str = "image";
+const CLI: &str = "cli";
 
 /// Areas that need more than the test runner.
 const STEPS: &[&str] = &[
@@ -57,7 +58,7 @@ const QUICK: &str = "--workspace --lib --bins --test suite --test service --test
 pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[String]) -> Result {
     let mut counts = Counts::default();
     if let Some((_, parts)) = AREAS.iter().find(|(name, _)| *name == area) {
-        if area == IMAGE {
+        if [IMAGE, CLI].contains(&area) {
             tools::programs(workspace, &tools::IMAGES)?;
         }
         for part in *parts {

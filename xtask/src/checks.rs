@@ -100,12 +100,13 @@ fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> 
 }
 
 /// Package managers that the tests run inside a box, and programs that make and serve images.
-const PROGRAMS: [tools::Needed; 5] = [
+const PROGRAMS: [tools::Needed; 6] = [
     ("/usr/bin/pip3", "--version", "python3-pip"),
     ("npm", "--version", "npm"),
     tools::IMAGES[0],
     tools::IMAGES[1],
     tools::IMAGES[2],
+    tools::IMAGES[3],
 ];
 
 /// Runs the steps that execute our programs.

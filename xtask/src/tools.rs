@@ -66,11 +66,12 @@ fn deny(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
 /// A program, an argument that makes it do nothing, and its Debian package.
 pub(crate) type Needed = (&'static str, &'static str, &'static str);
 
-/// A registry and makers of images, for the tests of `box-image`.
-pub(crate) const IMAGES: [Needed; 3] = [
+/// A registry, makers of images and the smallest image, for the tests of images.
+pub(crate) const IMAGES: [Needed; 4] = [
     ("docker-registry", "--version", "docker-registry"),
     ("skopeo", "--version", "skopeo"),
     ("umoci", "--version", "umoci"),
+    ("busybox", "true", "busybox-static"),
 ];
 
 /// Installs missing programs, if this user is root on Debian.

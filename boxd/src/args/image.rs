@@ -47,8 +47,8 @@ pub(crate) enum ImageCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
-    /// Image: NAME[:TAG][@DIGEST]
-    #[arg(add = complete::images(), value_name = "NAME")]
+    /// Image to pull
+    #[arg(add = complete::images(), value_name = "NAME[:TAG][@DIGEST]")]
     pub(crate) name: String,
     /// Print no progress
     #[arg(short, long)]
@@ -94,13 +94,13 @@ Examples:
   boxd image import app.tar app:1             an OCI layout, docker save, or a root filesystem
   boxd image import layout/ app:1             a directory with an OCI layout
   docker save app:1 | boxd image import - app:1
-Names in the file are ignored: the image gets only NAME.")]
+Names in the file are ignored: the image gets only the given name.")]
 pub(crate) struct ImportArgs {
     /// File, directory, or - for stdin
     #[arg(value_name = "FILE", value_hint = ValueHint::AnyPath)]
     pub(crate) file: PathBuf,
-    /// Name of the image: NAME[:TAG]
-    #[arg(value_name = "NAME")]
+    /// Name of the image
+    #[arg(value_name = "NAME[:TAG]")]
     pub(crate) name: String,
     /// Take this image if the file has several: its name in the file, or its digest
     #[arg(long, value_name = "IMAGE")]
@@ -121,8 +121,8 @@ pub(crate) struct ExportArgs {
 #[command(after_help = "\
 boxd checks the password with the registry before it stores it. Passwords of Docker's config.json need no login.")]
 pub(crate) struct LoginArgs {
-    /// Registry: HOST[:PORT]
-    #[arg(value_name = "REGISTRY", value_hint = ValueHint::Hostname)]
+    /// Registry to log in to
+    #[arg(value_name = "HOST[:PORT]", value_hint = ValueHint::Hostname)]
     pub(crate) registry: String,
     /// User name [default: ask for it]
     #[arg(short, long, value_name = "USER")]
@@ -137,7 +137,7 @@ pub(crate) struct LoginArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LogoutArgs {
-    /// Registry: HOST[:PORT]
-    #[arg(value_name = "REGISTRY", value_hint = ValueHint::Hostname)]
+    /// Registry to log out of
+    #[arg(value_name = "HOST[:PORT]", value_hint = ValueHint::Hostname)]
     pub(crate) registry: String,
 }

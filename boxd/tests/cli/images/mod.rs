@@ -1,5 +1,6 @@
 //! `boxd image`, and boxes on images: with a registry, as root and as an ordinary user.
 
+mod creation;
 mod interrupted;
 mod machine;
 mod registry;
