@@ -148,13 +148,13 @@ async fn accept(listener: tokio::net::UnixListener, agent: Arc<Agent>, router: R
         match listener.accept().await {
             Ok((stream, _)) => {
                 // A runtime that takes over needs these, and only this process has them.
-                let mounts = agent.init().outer.mounts.try_clone();
-                let sent = mounts.is_ok_and(|mounts| {
+                let sent = {
                     let init = agent.init();
-                    let fds = [&mounts].into_iter().chain(agent.shm().file());
-                    let fds: Vec<_> = fds.chain(&init.egress).map(AsFd::as_fd).collect();
+                    let outer = [&init.outer.mounts, &init.outer.upper].into_iter();
+                    let fds = outer.chain(agent.shm().file()).chain(&init.egress);
+                    let fds: Vec<_> = fds.map(AsFd::as_fd).collect();
                     box_sys::send(stream.as_fd(), GREETING, &fds).is_ok()
-                });
+                };
                 if !sent {
                     continue;
                 }

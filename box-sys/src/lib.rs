@@ -18,7 +18,8 @@
 //! 8. `volumes.rs`: file systems in files that outlive boxes.
 //! 9. `walk.rs`: walks a directory that guests write to. `limited_reader.rs`: reads an archive of a
 //!    guest.
-//! 10. `wire.rs`: messages between client and fork server; `raw/`: system calls; `error.rs`.
+//! 10. `snapshot.rs`: copies the private files of a box.
+//! 11. `wire.rs`: messages between client and fork server; `raw/`: system calls; `error.rs`.
 //!
 //! # A program that creates boxes
 //! Its `main` begins with [`serve_if_asked`], because the fork server is the same program started
@@ -42,17 +43,17 @@ mod raw;
 mod record;
 pub mod seccomp;
 mod server;
+mod snapshot;
 mod volumes;
 pub mod walk;
 mod wire;
 
 pub use cgroup::{Ability, Cgroups, DiskLimits, Usage};
 pub use child::InitMain;
-pub use client::{ForkServer, PendingSandbox, Sandbox, serve_if_asked};
+pub use client::{ForkServer, PendingSandbox, PendingSnapshot, Sandbox, serve_if_asked};
 pub use error::{Error, Result};
 pub use init::{
-    ChildExit, Command, GuestThread, Init, Moment, OuterNamespaces, SpawnPlan, Stdio,
-    release_memory,
+    ChildExit, Command, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio, release_memory,
 };
 pub use limited_reader::{ENTRY_NAMES_BYTES, LimitedReader};
 pub use network::{
@@ -68,6 +69,7 @@ pub use quota::DirectoryQuota;
 pub use raw::signal_fd;
 pub use record::SandboxRecord;
 pub use server::disks::{DISK_BYTES_PER_INODE, DiskKind};
+pub use snapshot::{SnapshotLimits, SnapshotSize};
 pub use volumes::{
     COPY as VOLUME_COPY, create_volume, open_volume_directory, resize_volume, sub_path_error,
     volume_used,

@@ -36,6 +36,9 @@ pub struct SandboxRecord {
     /// Group id of the guest. `None` in records of older versions: the user id.
     #[serde(default)]
     pub group: Option<u32>,
+    /// Device and inode of the directory of the private files. `None` in records of older versions.
+    #[serde(default)]
+    pub upper: Option<(u64, u64)>,
     /// CPU time that the cgroup had counted before this box used it.
     pub cpu_before: Duration,
     /// Cookies of the egress sockets.
@@ -85,6 +88,12 @@ impl SandboxRecord {
     }
 }
 
+/// Device and inode of a file, which are unique while it exists.
+pub(crate) fn identity(fd: impl AsFd) -> io::Result<(u64, u64)> {
+    let stat = rustix::fs::fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
 /// Inode of a namespace, which is unique while the namespace exists.
 pub(crate) fn namespace(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_ino)
@@ -128,6 +137,7 @@ mod tests {
             missing: Vec::new(),
             guest: 1000,
             group: None,
+            upper: None,
             cpu_before: Duration::ZERO,
             egress: EgressCookies::default(),
         }

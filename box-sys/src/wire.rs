@@ -22,6 +22,7 @@ use crate::network::EgressCookies;
 use crate::plan::{Mount, SandboxPlan};
 use crate::probe::Primitives;
 use crate::server::disks::DiskKind;
+use crate::snapshot::{SnapshotLimits, SnapshotSize};
 
 /// Longest message.
 ///
@@ -83,6 +84,10 @@ pub(crate) enum Request {
     Settle,
     /// Reply with the kind of disk that boxes can have.
     DiskKind,
+    /// Copy the private files of a box.
+    ///
+    /// Further descriptors: the directory of the private files, and an empty directory.
+    Snapshot { limits: SnapshotLimits },
 }
 
 /// Reply of the server, or of a box's first process.
@@ -92,7 +97,8 @@ pub(crate) enum Reply {
     Hello(Box<Primitives>),
     /// The box's init is about to run.
     ///
-    /// Descriptors: its pidfd, its mount namespace, its egress sockets.
+    /// Descriptors: its pidfd, its mount namespace, the directory of its private files, its egress
+    /// sockets.
     Ready {
         cgroup: Option<String>,
         missing: Vec<String>,
@@ -103,6 +109,8 @@ pub(crate) enum Reply {
     Done,
     /// Boxes can have this kind of disk.
     Disk(DiskKind),
+    /// The private files of a box are copied.
+    Snapshot(SnapshotSize),
     /// A step failed with this error number.
     Failed { step: String, errno: i32 },
     /// The plan is invalid.

@@ -16,7 +16,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::cgroup::Group;
 use crate::error::{At, Error, Result};
-use crate::init::{Init, OuterNamespaces};
+use crate::init::{Init, Outer};
 use crate::network::{self, EgressCookies, Net};
 use crate::plan::{Guest, Mount, SandboxPlan};
 use crate::raw;
@@ -64,7 +64,7 @@ pub(crate) struct FinishRequest {
 struct PreparedBox {
     tree: root::RootBuilder,
     pidfd: OwnedFd,
-    outer: OuterNamespaces,
+    outer: Outer,
     /// `oom_score_adj` of this process.
     oom_score: OwnedFd,
     /// OOM events of the cgroup, if the kernel counts them.
@@ -125,6 +125,7 @@ fn close_inherited<'a>(
         &prepared.pidfd,
         &prepared.outer.user,
         &prepared.outer.mounts,
+        &prepared.outer.upper,
         &prepared.oom_score,
         &resources.user,
         &resources.server.pidfd,
@@ -184,10 +185,7 @@ fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
     let this = rustix::process::getpid();
     let pidfd = rustix::process::pidfd_open(this, PidfdFlags::empty()).at("open a pidfd")?;
     // While the host's procfs is still mounted.
-    let outer = OuterNamespaces {
-        user: server.template.user.try_clone().at("duplicate")?,
-        mounts: open_ns("mnt").at("open the mount namespace")?,
-    };
+    let mounts = open_ns("mnt").at("open the mount namespace")?;
     let oom_score = rustix::fs::open(
         "/proc/self/oom_score_adj",
         OFlags::WRONLY | OFlags::CLOEXEC,
@@ -197,7 +195,12 @@ fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
     let oom_events = resources
         .group
         .and_then(|group| server.cgroups.oom_file(&group.name));
-    let tree = root::prepare(resources)?;
+    let (tree, upper) = root::prepare(resources)?;
+    let outer = Outer {
+        user: server.template.user.try_clone().at("duplicate")?,
+        mounts,
+        upper,
+    };
     silence_stdio().at("open /dev/null")?;
     for (resource, most) in LIMITS {
         limit(resource, most).at("lower a resource limit")?;
@@ -298,7 +301,7 @@ fn finish(
             .map_or(Duration::ZERO, |group| group.cpu_before),
         egress: EgressCookies::of(&egress).at("read the egress cookies")?,
     };
-    let mut fds_sent = vec![pidfd.as_fd(), outer.mounts.as_fd()];
+    let mut fds_sent = vec![pidfd.as_fd(), outer.mounts.as_fd(), outer.upper.as_fd()];
     fds_sent.extend(egress.iter().map(AsFd::as_fd));
     send_message(reply.as_fd(), &ready, &fds_sent)?;
     drop(fds_sent);

@@ -50,7 +50,9 @@ const PERMISSIONS: RawMode = 0o7777;
 const TERMINALS: &str = "64";
 
 /// Builds the common parts and makes them the root of this process.
-pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
+///
+/// Returns the directory of the private files as well.
+pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<(RootBuilder, OwnedFd)> {
     let template = &resources.server.template;
     let scratch = scratch(resources)?;
     let Overlays {
@@ -62,6 +64,8 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
         .map_or_else(|| Overlays::new(template), Ok)?;
     attach(&template_files, open("/o")?).at("attach the template files")?;
     create_dir(&scratch, UPPER)?;
+    let upper = open_beneath(&scratch, UPPER, OFlags::PATH | OFlags::DIRECTORY);
+    let upper = upper.at("open the private files")?;
     let shape = resources.shape;
     let root = if shape.has_overlay() {
         overlay::root(resources, &scratch)?
@@ -90,7 +94,7 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<RootBuilder> {
     rustix::process::pivot_root(".", ".").at("pivot the root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).at("leave the server's mounts")?;
     rustix::process::chdir("/").at("enter the root")?;
-    Ok(tree)
+    Ok((tree, upper))
 }
 
 /// Attaches the file system of the private files. Overlays refer to it as `/s`.

@@ -2,6 +2,7 @@
 
 mod pending;
 mod sandbox;
+mod snapshot;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -22,6 +23,7 @@ use crate::wire::{
 
 pub use self::pending::PendingSandbox;
 pub use self::sandbox::Sandbox;
+pub use self::snapshot::PendingSnapshot;
 
 /// Argument that turns a program into its own fork server.
 const ARGUMENT: &str = "--box-fork-server";

@@ -47,8 +47,8 @@ impl PendingSandbox {
                 cpu_before,
                 egress: cookies,
             },
-            [Some(pidfd), Some(mounts)],
-        ) = (reply, [fds.next(), fds.next()])
+            [Some(pidfd), Some(mounts), Some(upper)],
+        ) = (reply, [fds.next(), fds.next(), fds.next()])
         else {
             return Err(Error::Protocol("invalid reply of a box".into()));
         };
@@ -56,6 +56,7 @@ impl PendingSandbox {
         Ok(Sandbox {
             pidfd,
             mounts,
+            upper: Some(upper),
             pid: OnceLock::new(),
             started: OnceLock::new(),
             cgroup,

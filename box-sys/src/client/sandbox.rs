@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::cgroup::{Cgroups, Usage, start_time};
 use crate::error::{At, Error, Result};
 use crate::network::{EgressCookies, EgressSockets};
-use crate::record::{SandboxRecord, has_ended, namespace, pid_of};
+use crate::record::{SandboxRecord, has_ended, identity, namespace, pid_of};
 use crate::wire::{Request, send_message};
 
 /// A running box. Dropping the handle does not end the box.
@@ -18,6 +18,8 @@ use crate::wire::{Request, send_message};
 pub struct Sandbox {
     pub(super) pidfd: OwnedFd,
     pub(super) mounts: OwnedFd,
+    /// Directory of the private files. `None` for a box of an older version.
+    pub(super) upper: Option<OwnedFd>,
     /// Read on first use.
     pub(super) pid: OnceLock<i32>,
     pub(super) started: OnceLock<Option<u64>>,
@@ -50,6 +52,7 @@ impl Sandbox {
             missing: self.missing.clone(),
             guest: self.guest.0,
             group: Some(self.guest.1),
+            upper: self.upper.as_ref().and_then(|upper| identity(upper).ok()),
             cpu_before: self.cpu_before,
             egress: self.cookies.clone(),
         }
@@ -63,12 +66,13 @@ impl Sandbox {
 
     /// Creates a handle for a box after its server has ended.
     ///
-    /// The box's init sent `pidfd`, the mount namespace `mounts` and the egress sockets over a
-    /// socket. `cgroups` has the parent of the old server. If the box has ended, dropping the
+    /// The box's init sent `pidfd`, the mount namespace `mounts`, the directory `upper` of the private
+    /// files and the egress sockets over a socket. The record must know that directory. `cgroups` has the parent of the old server. If the box has ended, dropping the
     /// handle removes its cgroups.
     pub fn adopt(
         pidfd: OwnedFd,
         mounts: OwnedFd,
+        upper: Option<OwnedFd>,
         egress: Vec<OwnedFd>,
         record: SandboxRecord,
         cgroups: Arc<Cgroups>,
@@ -81,13 +85,18 @@ impl Sandbox {
             missing,
             guest,
             group,
+            upper: known_upper,
             cpu_before,
             egress: cookies,
         } = record;
         let egress = cookies.find(egress);
+        // Another directory would be read with the rights of the server.
+        let is_known = |upper: &OwnedFd| identity(upper).ok() == known_upper;
+        let upper = upper.filter(|upper| known_upper.is_some() && is_known(upper));
         Self {
             pidfd,
             mounts,
+            upper,
             pid: OnceLock::from(pid),
             started: OnceLock::from(started),
             cgroup,
@@ -105,6 +114,11 @@ impl Sandbox {
     /// Mount namespace of the box. A program that adopts the box later needs it.
     pub fn mount_namespace(&self) -> BorrowedFd<'_> {
         self.mounts.as_fd()
+    }
+
+    /// Directory of the private files. `None` for a box of an older version.
+    pub fn private_files(&self) -> Option<BorrowedFd<'_>> {
+        self.upper.as_ref().map(AsFd::as_fd)
     }
 
     /// Readable when the box has ended. For event loops.

@@ -33,8 +33,8 @@ pub struct Init {
     pub plan: SandboxPlan,
     /// The client's descriptors, in order.
     pub fds: Vec<OwnedFd>,
-    /// The namespaces of the box's mounts.
-    pub outer: OuterNamespaces,
+    /// Descriptors for a later program.
+    pub outer: Outer,
     /// Egress sockets of the box, for a runtime that adopts it. Init does not use them.
     pub egress: Vec<OwnedFd>,
     /// Whether init and guest have different user ids.
@@ -58,15 +58,17 @@ pub struct Init {
     rlimits: [Option<(u32, u64)>; 2],
 }
 
-/// Namespaces with which a later program can mount into the box.
+/// Descriptors with which a later program can mount into the box and copy its files.
 ///
-/// Init sends them over a socket. It has no privileges in them itself.
+/// Init sends them over a socket. It has no privileges over them itself.
 #[derive(Debug)]
-pub struct OuterNamespaces {
+pub struct Outer {
     /// The user namespace that owns the box's mounts.
     pub user: OwnedFd,
     /// The box's mount namespace.
     pub mounts: OwnedFd,
+    /// The directory of the private files.
+    pub upper: OwnedFd,
 }
 
 /// How a child of init ended.
@@ -88,7 +90,7 @@ impl Init {
     pub(crate) fn new(
         plan: SandboxPlan,
         fds: Vec<OwnedFd>,
-        outer: OuterNamespaces,
+        outer: Outer,
         egress: Vec<OwnedFd>,
         two_uids: bool,
         missing: Vec<String>,

@@ -5,14 +5,15 @@
 //!
 //! `template_mounts.rs` builds the mounts that every box starts from, `overlays.rs` gives each box
 //! separate inodes of them, `pools.rs` prepares parts in advance, `spares.rs` keeps boxes that wait
-//! for a plan, `disks.rs` makes disks, `layers.rs` keeps images and snapshots, and `launch.rs` creates a
-//! box from a plan. This file contains the main loop.
+//! for a plan, `disks.rs` makes disks, `layers.rs` keeps images and snapshots, `snapshots.rs` makes
+//! snapshots, and `launch.rs` creates a box from a plan. This file contains the main loop.
 
 pub(crate) mod disks;
 mod launch;
 pub(crate) mod layers;
 pub(crate) mod overlays;
 pub(crate) mod pools;
+mod snapshots;
 mod spares;
 pub(crate) mod template_mounts;
 
@@ -269,6 +270,11 @@ impl Server {
                 let _ = send_message(reply.as_fd(), &answer, &[]);
                 return;
             }
+            // A process of its own replies.
+            Request::Snapshot { limits } => match self.start_snapshot(&fds, &reply, limits) {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
             Request::Configure(_) | Request::Release { .. } => {
                 Err(Error::Protocol("already configured".into()))
             }

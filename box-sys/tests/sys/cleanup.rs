@@ -352,7 +352,7 @@ fn owned_boxes_of_a_killed_server_end_and_others_continue() {
             free.mount_namespace().try_clone_to_owned().unwrap(),
         );
         let cgroups = std::sync::Arc::new(Cgroups::open(&config.cgroup_parent));
-        let adopted = Sandbox::adopt(pidfd, mounts, Vec::new(), record, cgroups.clone());
+        let adopted = Sandbox::adopt(pidfd, mounts, None, Vec::new(), record, cgroups.clone());
         adopted.destroy().unwrap();
         eventually("swept", || {
             cgroups.sweep();

@@ -17,6 +17,7 @@ mod layers;
 mod limits;
 mod many_boxes;
 mod missing_primitives;
+mod snapshots;
 mod support;
 mod termination;
 mod volumes;
