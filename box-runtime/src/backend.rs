@@ -14,6 +14,10 @@ use uuid::Uuid;
 use crate::shm::ShmPool;
 use crate::volumes::{MountedVolume, Volumes};
 
+mod snapshot;
+
+pub use snapshot::{Snapshot, SnapshotRequest};
+
 /// Creates boxes and ends them.
 ///
 /// A backend never runs a command. It returns a connection to the agent in the box, and the runtime
@@ -119,6 +123,21 @@ pub trait Backend: Send + Sync + 'static {
     /// Returns the volumes of this backend, if it has any.
     fn volumes(&self) -> Option<&dyn Volumes> {
         None
+    }
+
+    /// Copies the private files of a box to a new directory.
+    ///
+    /// The copy is of one moment: no process of the box runs meanwhile. It is complete, or an
+    /// error. The processes continue after a failure as well, and when the runtime drops the
+    /// future, unless the box is [frozen](Self::freeze). Mounts and `/dev/shm` are not part of the
+    /// copy.
+    ///
+    /// The directory is a [layer](StartRequest::layers) of later boxes with the same image and
+    /// below it the same layers as this box. The runtime owns the directory; after an error the
+    /// backend has removed it, or removes it soon.
+    async fn snapshot(&self, id: Uuid, request: SnapshotRequest<'_>) -> Result<Snapshot, BoxError> {
+        let _ = (id, request);
+        Err(BoxError::unsupported("this backend cannot snapshot a box"))
     }
 
     /// Stores a record with a box and replaces the previous record.
@@ -333,7 +352,7 @@ pub struct StartRequest<'a> {
     pub image: Option<&'a ImageRoot>,
     /// The snapshots on top of the image, the topmost first.
     ///
-    /// Each is a directory of private files of an earlier box.
+    /// Each is a directory that [`Backend::snapshot`] filled.
     pub layers: &'a [PathBuf],
     /// The volumes of the spec, which the runtime has resolved.
     pub volumes: &'a [MountedVolume],

@@ -79,7 +79,7 @@ mod watch;
 
 pub use backend::{
     AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Difference, Facts, Feature,
-    ImageRoot, Reach, Readable, StartRequest, StartedBox,
+    ImageRoot, Reach, Readable, Snapshot, SnapshotRequest, StartRequest, StartedBox,
 };
 pub use box_rpc::Caller;
 pub use call_order::OrderTicket;

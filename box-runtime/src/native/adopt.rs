@@ -35,7 +35,8 @@ use crate::box_actor::carrier_limits;
 
 /// Greeting of an agent.
 ///
-/// It carries descriptors of the mount namespace, the shared memory and the egress sockets.
+/// It carries descriptors of the mount namespace, the private files, the shared memory and the egress
+/// sockets. An agent of an earlier version sends no descriptor of the private files.
 const GREETING: &[u8] = b"box1";
 
 /// First and longest delay between retries after a temporary failure.
@@ -141,6 +142,7 @@ pub(super) async fn reach(
     let pidfd = sandbox.init_at(stream.as_fd())?;
     let Greeting {
         mounts,
+        upper,
         shm,
         egress,
     } = receive_greeting(&stream).await?;
@@ -151,7 +153,7 @@ pub(super) async fn reach(
     let connection = unix::over(stream, &carrier_limits());
     let mut started = StartedBox::new(backend_id, connection);
     started.shm = shm.and_then(super::shm::verify);
-    let sandbox = Sandbox::adopt(pidfd, mounts, egress, sandbox, Arc::clone(cgroups));
+    let sandbox = Sandbox::adopt(pidfd, mounts, upper, egress, sandbox, Arc::clone(cgroups));
     Ok(Some(Reached {
         sandbox,
         quota,
@@ -172,6 +174,7 @@ fn is_refused(error: &io::Error) -> bool {
 /// Descriptors from an agent's greeting.
 struct Greeting {
     mounts: OwnedFd,
+    upper: Option<OwnedFd>,
     shm: Option<OwnedFd>,
     egress: Vec<OwnedFd>,
 }
@@ -185,13 +188,17 @@ async fn receive_greeting(stream: &UnixStream) -> io::Result<Greeting> {
     let (Some(mounts), true) = (fds.next(), text.get(..length) == Some(GREETING)) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let is_socket = |fd: &OwnedFd| {
+    let is = |fd: &OwnedFd, kind: FileType| {
         let stat = rustix::fs::fstat(fd);
-        stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
+        stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == kind)
     };
-    let (egress, mut others): (Vec<_>, Vec<_>) = fds.partition(is_socket);
+    let (egress, others): (Vec<_>, Vec<_>) = fds.partition(|fd| is(fd, FileType::Socket));
+    let (mut directories, mut others): (Vec<_>, Vec<_>) = others
+        .into_iter()
+        .partition(|fd| is(fd, FileType::Directory));
     Ok(Greeting {
         mounts,
+        upper: directories.pop(),
         shm: others.pop(),
         egress,
     })

@@ -12,6 +12,7 @@ use rustix::event::EventfdFlags;
 
 use super::artifacts::{self, ArtifactCopies, TemporaryDirectory};
 use super::error::os_error;
+use super::freeze::FreezeReasons;
 use super::quota::{Limited, Quota};
 use super::state::StateDir;
 use crate::egress::Egress;
@@ -40,6 +41,8 @@ pub(super) struct LiveBox {
     pub(super) egress: OnceLock<Egress>,
     /// Reason why the backend ended the box.
     pub(super) kill_reason: OnceLock<BoxError>,
+    /// Why the box is frozen, if it is.
+    pub(super) freeze_reasons: Mutex<FreezeReasons>,
     /// Present until the box has a record.
     record_flag: Mutex<Option<RecordFlag>>,
 }
@@ -93,6 +96,7 @@ impl LiveBox {
             measured: Mutex::default(),
             egress: OnceLock::new(),
             kill_reason: OnceLock::new(),
+            freeze_reasons: Mutex::default(),
             record_flag: Mutex::new(record_flag),
         })
     }

@@ -8,9 +8,10 @@
 //! 4. `server`: the fork server. `diagnosis`: the features of this machine.
 //! 5. `quota`: the size limit of a workspace. `disk`: the storage of private files. `artifacts`:
 //!    mounts of content identified by a digest. `volumes`: directories that outlive boxes.
-//! 6. `shm`: memory shared with the agent; `state`: the directory of a box on disk; `adopt`:
+//! 6. `freeze`: pauses; `snapshot`: copies of private files.
+//! 7. `shm`: memory shared with the agent; `state`: the directory of a box on disk; `adopt`:
 //!    adoption by a later process.
-//! 7. `error`: errors of the backend.
+//! 8. `error`: errors of the backend.
 //!
 //! # End of a box
 //! 1. `stop` kills the agent, which is the first process of the box. The kernel then kills all
@@ -26,12 +27,14 @@ mod create;
 mod diagnosis;
 mod disk;
 mod error;
+mod freeze;
 mod image_user;
 mod live_box;
 mod plan;
 mod quota;
 mod server;
 mod shm;
+mod snapshot;
 mod state;
 mod volumes;
 
@@ -40,7 +43,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use box_protocol::actions::BoxStatsResult;
@@ -52,14 +55,14 @@ use uuid::Uuid;
 
 pub use self::config::NativeConfig;
 use self::disk::DiskReport;
-use self::error::{box_gone, freeze_error, os_error, record_error, sandbox_error};
+use self::error::{box_gone, os_error, record_error, sandbox_error};
 use self::live_box::LiveBox;
 use self::quota::{Limited, Quota, unmeasurable};
 use self::server::Server;
 use self::state::{StateDir, StoredBox};
 use crate::backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Reach, Readable, StartRequest,
-    StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Reach, Readable, Snapshot,
+    SnapshotRequest, StartRequest, StartedBox,
 };
 use crate::egress::{Dialler, Egress, FakeIps};
 use crate::volumes::Volumes;
@@ -70,8 +73,8 @@ use crate::volumes::Volumes;
 /// starts wait here, so a request to the server never blocks.
 const CONCURRENT_STARTS: usize = 32;
 
-/// Time limit of a pause. A process finishes its current disk read first.
-const FREEZE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Limit of concurrent snapshots, which are bound by the disk.
+const CONCURRENT_SNAPSHOTS: usize = 2;
 
 /// Backend that creates boxes with this machine's kernel alone.
 ///
@@ -84,6 +87,7 @@ struct Inner {
     config: NativeConfig,
     server: Server,
     starts: Semaphore,
+    snapshots: Semaphore,
     dialler: Arc<Dialler>,
     boxes: Mutex<HashMap<Uuid, Arc<LiveBox>>>,
     /// Lock on the state directory.
@@ -113,6 +117,7 @@ impl NativeBackend {
             dialler: Arc::new(Dialler::new(config.egress.clone())),
             config,
             starts: Semaphore::new(CONCURRENT_STARTS),
+            snapshots: Semaphore::new(CONCURRENT_SNAPSHOTS),
             boxes: Mutex::default(),
             lock: OnceLock::new(),
             adopted: OnceLock::new(),
@@ -249,22 +254,11 @@ impl Backend for NativeBackend {
 
     async fn freeze(&self, id: Uuid, frozen: bool) -> Result<(), BoxError> {
         let live_box = self.live_box(id).ok_or_else(box_gone)?;
-        if !frozen {
-            return live_box.sandbox.thaw().map_err(freeze_error);
-        }
-        live_box.sandbox.freeze().map_err(freeze_error)?;
-        let started = Instant::now();
-        while !live_box.sandbox.is_frozen() {
-            if started.elapsed() > FREEZE_TIMEOUT {
-                let _ = live_box.sandbox.thaw();
-                let seconds = FREEZE_TIMEOUT.as_secs();
-                let message =
-                    format!("the box did not freeze within {seconds} s and keeps running");
-                return Err(BoxError::unavailable(message));
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        Ok(())
+        live_box.pause(frozen).await
+    }
+
+    async fn snapshot(&self, id: Uuid, request: SnapshotRequest<'_>) -> Result<Snapshot, BoxError> {
+        self.copy_private_files(id, request).await
     }
 
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {

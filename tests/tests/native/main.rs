@@ -36,6 +36,7 @@ mod readers;
 mod remote_runtime;
 mod service;
 mod shells;
+mod snapshots;
 mod stats;
 mod stop;
 mod unreachable;
