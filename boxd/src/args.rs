@@ -98,7 +98,7 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// Manage volumes: directories that outlive boxes
     Volume(VolumeArgs),
-    /// Manage templates: options that boxes are created with
+    /// Store templates: options for boxes, which no command uses yet
     Template(TemplateArgs),
     /// Check whether this machine can run boxes
     Doctor,

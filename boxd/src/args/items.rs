@@ -76,7 +76,6 @@ pub(crate) struct VolumeUpdateArgs {
 const TEMPLATE_EXAMPLES: &str = "\
 Examples:
   boxd template create web --memory 1g --allow pypi.org
-  boxd run --template web 'pip download requests'
   boxd template create full --spec spec.json";
 
 #[derive(Debug, Args)]
