@@ -11,7 +11,7 @@ use super::Owners;
 use crate::mounts::chown;
 
 /// Id for files of other users.
-const NOBODY: u32 = 65_534;
+const UNMAPPED: u32 = 65_534;
 
 /// Largest list and largest value of extended attributes that the kernel has.
 const XATTR_MAX: usize = 64 << 10;
@@ -78,7 +78,7 @@ impl Attributes {
             Owners::OfBox { .. } if id == 0 => 0,
             Owners::OfBox { base, count } => {
                 let inside = id.checked_sub(base).filter(|inside| *inside < count);
-                inside.unwrap_or(NOBODY)
+                inside.unwrap_or(UNMAPPED)
             }
         }
     }
