@@ -159,6 +159,8 @@ async fn a_failed_box_does_not_use_its_volumes_and_finds_them_again() {
     let data = volume(&w, "data").await;
     w.create(writer("a")).await.unwrap();
     w.backend.kill_box("a");
+    // The runtime notices the lost connection at once, and otherwise only at its next check.
+    w.backend.cut_agent("a");
     while get(&w, "data").await.unwrap().used_by > 0 {
         settle().await;
     }
