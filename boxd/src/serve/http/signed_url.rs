@@ -220,7 +220,7 @@ mod tests {
         serde_json::from_value(serde_json::json!({
             "box_id": "s", "backend_name": "native", "backend_id": id, "image": "i", "network": "off",
             "host_path": null, "host_path_mode": "none", "mount_path": "/workspace", "cpus": 1.0, "memory_mb": 64,
-            "pids_limit": 32, "read_only_rootfs": true, "persistent": false, "workspace_quota_mb": 0, "disk_mb": 0,
+            "pids_limit": 32, "read_only_rootfs": true, "persistent": false, "workspace_quota_mb": 0, "disk_mb": 0, "volumes": [],
             "created_at": created_at, "last_used_at": created_at,
             "state": "running",
         }))
