@@ -35,9 +35,14 @@ pub enum Caller {
     Certificate,
     /// A program of this machine, over a loopback address without a token.
     Loopback,
+    /// The holder of a capability for the box with this unique id, and for no other.
+    Only(Arc<str>),
     /// A peer without identity: before its hello, or if this side connected to it.
     Anonymous,
 }
+
+/// How the name of a capability's holder begins.
+const ONLY: &str = "box:";
 
 impl Caller {
     /// Names of callers that have no token.
@@ -48,12 +53,18 @@ impl Caller {
         Self::Token(name.into())
     }
 
+    /// Creates the holder of a capability for the box with this unique id.
+    pub fn only(id: impl Into<Arc<str>>) -> Self {
+        Self::Only(id.into())
+    }
+
     /// Returns the unique name of the caller. A log may show it.
     pub fn name(&self) -> Arc<str> {
         static NAMES: LazyLock<[Arc<str>; 4]> = LazyLock::new(|| Caller::RESERVED.map(Arc::from));
         let [local, certificate, loopback, anonymous] = &*NAMES;
         Arc::clone(match self {
-            Self::Token(name) if Self::RESERVED.contains(&&**name) => {
+            Self::Only(id) => return format!("{ONLY}{id}").into(),
+            Self::Token(name) if Self::RESERVED.contains(&&**name) || name.starts_with(ONLY) => {
                 return format!("token:{name}").into();
             }
             Self::Token(name) => name,
@@ -111,5 +122,7 @@ mod tests {
             assert_ne!(token.name(), caller.name());
         }
         assert_eq!(&*Caller::token("ann").name(), "ann");
+        assert_eq!(&*Caller::only("1f").name(), "box:1f");
+        assert_ne!(Caller::token("box:1f").name(), Caller::only("1f").name());
     }
 }

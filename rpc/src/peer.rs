@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -102,6 +103,12 @@ impl Peer {
     /// Whether a new call would fail without being sent.
     pub fn is_closed(&self) -> bool {
         self.0.outgoing().closed_reason().is_some()
+    }
+
+    /// Stops pings and silence detection, or resumes them.
+    /// Used for a peer that is stopped on purpose.
+    pub fn expect_silence(&self, expected: bool) {
+        self.0.silence_expected.store(expected, Ordering::Relaxed);
     }
 
     /// Whether the peer has announced its end with an immediate restart.

@@ -140,13 +140,6 @@ impl Session {
         }
     }
 
-    /// Stops pings and silence detection, or resumes them.
-    /// Used for a peer that is stopped on purpose.
-    pub fn expect_silence(&self, expected: bool) {
-        let engine = &self.engine;
-        engine.silence_expected.store(expected, Ordering::Relaxed);
-    }
-
     /// Ends the connection and all its calls at once. Dropping does the same.
     pub fn cut(&self) {
         self.engine.stop(CloseReason::Closed, Duration::ZERO);

@@ -13,11 +13,12 @@ use std::{
 
 use box_rpc::{Connection, ConnectionError, Limits};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tungstenite::handshake::{client::Response, derive_accept_key, machine::TryParse};
 
 use crate::{
     connection_limit::ConnectionPermit,
     websocket::{
-        self, Role, UpgradePolicy, UpgradeRejection, WebSocket, accept_key, from_upgraded, is_host,
+        self, Role, UpgradePolicy, UpgradeRejection, WebSocket, from_upgraded, is_host,
         read_response,
     },
 };
@@ -106,7 +107,7 @@ pub fn upgrade(bytes: &[u8]) {
 
 /// Reads the answer to an upgrade in pieces that end at each multiple of `pieces`.
 fn answered(bytes: &[u8], pieces: usize) {
-    let key = accept_key(KEY);
+    let key = derive_accept_key(KEY.as_bytes());
     let read = |bytes: &[u8]| read_response(bytes, &key).map_err(|error| error.to_string());
     let whole = read(bytes);
     if let Ok(Some(size)) = whole {
@@ -124,21 +125,17 @@ fn check_answer(answer: &str, outcome: &[Event]) {
     if answer.is_empty() {
         return;
     }
-    let mut headers = [httparse::EMPTY_HEADER; 16];
-    let mut parsed = httparse::Response::new(&mut headers);
-    let Ok(httparse::Status::Complete(size)) = parsed.parse(answer.as_bytes()) else {
+    let Ok(Some((size, parsed))) = Response::try_parse(answer.as_bytes()) else {
         panic!("{answer}");
     };
-    if parsed.code == Some(101) {
+    let status = parsed.status().as_u16();
+    if status == 101 {
         return;
     }
-    let length = parsed
-        .headers
-        .iter()
-        .find(|header| header.name == "Content-Length");
-    let length = length.and_then(|header| std::str::from_utf8(header.value).ok()?.parse().ok());
+    let length = parsed.headers().get("content-length");
+    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
     assert_eq!(length, Some(answer.len() - size), "{answer}");
-    let refused = matches!(outcome, [Event::Refused(status)] if Some(*status) == parsed.code);
+    let refused = matches!(outcome, [Event::Refused(refused)] if *refused == status);
     assert!(refused, "{outcome:?}: {answer}");
 }
 

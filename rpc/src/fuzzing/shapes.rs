@@ -106,7 +106,7 @@ pub fn shapes(codec: &dyn Codec) -> Vec<(&'static str, String)> {
         ),
         (
             "capacity",
-            error(&RpcError::capacity("Box session capacity reached (2)")),
+            error(&RpcError::capacity("the limit of boxes is reached (2)")),
         ),
         ("timeout", error(&RpcError::timeout("late"))),
         ("cancelled", error(&RpcError::cancelled("gone"))),

@@ -1,33 +1,38 @@
 //! HTTP upgrade to a websocket, for client and server.
 
-use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use box_rpc::ConnectionError;
-use httparse::{EMPTY_HEADER, Request, Response, Status};
-use sha1::{Digest, Sha1};
 use std::io::{Error, ErrorKind};
 use tokio::io::{AsyncRead, AsyncWrite};
-
-use super::{
-    frame::fill_random,
-    upgrade_policy::{CheckUpgrade, UpgradeRejection, UpgradeRequest},
+use tungstenite::{
+    error::{CapacityError, Error as LibraryError, ProtocolError},
+    handshake::{
+        client::{Response, generate_key, generate_request},
+        derive_accept_key,
+        machine::TryParse,
+        server::{self, Request, create_response, write_response},
+    },
+    http::{
+        HeaderMap, HeaderName, HeaderValue,
+        header::{
+            CONNECTION, HOST, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY,
+            SEC_WEBSOCKET_VERSION, UPGRADE,
+        },
+    },
 };
+
+use super::upgrade_policy::{CheckUpgrade, UpgradeRejection, UpgradeRequest};
 use crate::bytes::{ReadBuffer, WriteBuffer};
 
 /// Maximum length of the head of a request or answer.
 const HEAD_LIMIT: usize = 16 * 1024;
 
-/// Maximum number of headers of a request or answer.
-const HEADERS: usize = 64;
-
-/// Suffix that the protocol appends to a key before it is hashed.
-const KEY_SUFFIX: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-
 /// Returns the `Sec-WebSocket-Accept` for a `Sec-WebSocket-Key`.
-pub fn accept_key(key: &str) -> String {
-    let mut hash = Sha1::new();
-    hash.update(key.as_bytes());
-    hash.update(KEY_SUFFIX);
-    BASE64.encode(hash.finalize())
+/// Returns `None` if the key is not sixteen bytes in base64.
+pub fn accept_key(key: &str) -> Option<String> {
+    let digits = key.strip_suffix("==")?;
+    let is_digit = |byte: u8| byte.is_ascii_alphanumeric() || b"+/".contains(&byte);
+    let is_valid = digits.len() == 22 && digits.bytes().all(is_digit);
+    is_valid.then(|| derive_accept_key(key.as_bytes()))
 }
 
 /// Reads the request, checks it with `policy` and answers.
@@ -43,9 +48,9 @@ where
 {
     let accepted = loop {
         match read_request(head_of(read_buffer.buffered()), policy) {
-            Ok(Some((key, size))) => {
+            Ok(Some((response, size))) => {
                 read_buffer.consume(size);
-                break Ok(key);
+                break Ok(response);
             }
             Ok(None) if read_buffer.buffered().len() > HEAD_LIMIT => {
                 break Err(UpgradeRejection::new(
@@ -64,12 +69,8 @@ where
     };
     read_buffer.message_ended();
     match accepted {
-        Ok(key) => {
-            let answer = format!(
-                "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
-                 Sec-WebSocket-Accept: {key}\r\n\r\n"
-            );
-            write_buffer.buffer().extend_from_slice(answer.as_bytes());
+        Ok(response) => {
+            write_response(write_buffer.buffer(), &response).map_err(Error::other)?;
             write_buffer.flush().await
         }
         Err(rejection) => {
@@ -88,50 +89,49 @@ fn head_of(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len().min(HEAD_LIMIT)]
 }
 
-/// Returns the key to answer with and the length of the head.
+/// Returns the response and the length of the request's head.
 /// `None` if the head is incomplete.
 fn read_request(
     bytes: &[u8],
     policy: &dyn CheckUpgrade,
-) -> Result<Option<(String, usize)>, UpgradeRejection> {
-    let mut headers = [EMPTY_HEADER; HEADERS];
-    let mut parsed = Request::new(&mut headers);
-    let size = match parsed.parse(bytes) {
-        Ok(Status::Complete(size)) => size,
-        Ok(Status::Partial) => return Ok(None),
-        Err(httparse::Error::TooManyHeaders) => {
-            return Err(UpgradeRejection::new(431, "too many headers"));
-        }
-        Err(_) => return Err(UpgradeRejection::new(400, "not an HTTP request")),
+) -> Result<Option<(server::Response, usize)>, UpgradeRejection> {
+    let Some((size, request)) = Request::try_parse(bytes).map_err(rejection_of)? else {
+        return Ok(None);
     };
-    let request = UpgradeRequest::new(parsed.path.unwrap_or_default(), parsed.headers);
-    if parsed.method != Some("GET") || parsed.version != Some(1) {
-        return Err(UpgradeRejection::new(
-            405,
-            "method not allowed; send a GET request of HTTP/1.1",
-        ));
+    let response = create_response(&request).map_err(rejection_of)?;
+    let request = UpgradeRequest::new(&request);
+    if request
+        .header(SEC_WEBSOCKET_KEY.as_str())
+        .and_then(accept_key)
+        .is_none()
+    {
+        return Err(rejection_of(ProtocolError::MissingSecWebSocketKey.into()));
     }
-    if !request.lists("upgrade", "websocket") || !request.lists("connection", "upgrade") {
-        return Err(UpgradeRejection::new(
-            426,
-            "upgrade required; this path serves a websocket",
-        ));
-    }
-    if request.header("sec-websocket-version") != Some("13") {
-        return Err(UpgradeRejection::new(
-            426,
-            "sec-websocket-version: must be 13",
-        ));
-    }
-    let key = request
-        .header("sec-websocket-key")
-        .filter(|key| BASE64.decode(key).is_ok_and(|key| key.len() == 16))
-        .ok_or(UpgradeRejection::new(
-            400,
-            "sec-websocket-key: missing or invalid",
-        ))?;
     policy.check(&request)?;
-    Ok(Some((accept_key(key), size)))
+    Ok(Some((response, size)))
+}
+
+/// Returns the rejection for an error of the library.
+fn rejection_of(error: LibraryError) -> UpgradeRejection {
+    let (status, reason) = match error {
+        LibraryError::Capacity(CapacityError::TooManyHeaders) => (431, "too many headers"),
+        LibraryError::Protocol(error) => match error {
+            ProtocolError::WrongHttpMethod | ProtocolError::WrongHttpVersion => {
+                (405, "method not allowed; send a GET request of HTTP/1.1")
+            }
+            ProtocolError::MissingConnectionUpgradeHeader
+            | ProtocolError::MissingUpgradeWebSocketHeader => {
+                (426, "upgrade required; this path serves a websocket")
+            }
+            ProtocolError::MissingSecWebSocketVersionHeader => {
+                (426, "sec-websocket-version: must be 13")
+            }
+            ProtocolError::MissingSecWebSocketKey => (400, "sec-websocket-key: missing or invalid"),
+            _ => (400, "not an HTTP request"),
+        },
+        _ => (400, "not an HTTP request"),
+    };
+    UpgradeRejection::new(status, reason)
 }
 
 /// Returns the response to a refused request.
@@ -168,25 +168,13 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let mut random = [0; 16];
-    fill_random(&mut random)?;
-    let key = BASE64.encode(random);
-    let mut request = format!(
-        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
-         Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
-    );
-    for (name, value) in headers {
-        if !is_header(name, value) {
-            let reason = "headers: invalid characters in a name or value";
-            return Err(Error::new(ErrorKind::InvalidInput, reason).into());
-        }
-        request.extend([name, ": ", value, "\r\n"]);
-    }
-    request.push_str("\r\n");
-    write_buffer.buffer().extend_from_slice(request.as_bytes());
+    let key = generate_key();
+    let request = request_of(host, path, &key, headers)?;
+    let accept = derive_accept_key(key.as_bytes());
+    write_buffer.buffer().extend_from_slice(&request);
     write_buffer.flush().await?;
     loop {
-        if let Some(size) = read_response(head_of(read_buffer.buffered()), &accept_key(&key))? {
+        if let Some(size) = read_response(head_of(read_buffer.buffered()), &accept)? {
             read_buffer.consume(size);
             read_buffer.message_ended();
             return Ok(());
@@ -202,27 +190,53 @@ where
     }
 }
 
-/// Whether name and value form a single valid header.
-/// This prevents header injection.
-fn is_header(name: &str, value: &str) -> bool {
-    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    !name.is_empty()
-        && name.bytes().all(token)
-        && !value.bytes().any(|byte| byte.is_ascii_control())
+/// Returns the bytes of the request.
+fn request_of(
+    host: &str,
+    path: &str,
+    key: &str,
+    headers: &[(String, String)],
+) -> Result<Vec<u8>, Error> {
+    let invalid = |reason| Error::new(ErrorKind::InvalidInput, reason);
+    let mut request = Request::new(());
+    *request.uri_mut() = path
+        .parse()
+        .map_err(|_| invalid("path: invalid characters"))?;
+    let own = [
+        (HOST, host),
+        (CONNECTION, "Upgrade"),
+        (UPGRADE, "websocket"),
+        (SEC_WEBSOCKET_VERSION, "13"),
+        (SEC_WEBSOCKET_KEY, key),
+    ];
+    for (name, value) in own {
+        let value = HeaderValue::try_from(value);
+        let value = value.map_err(|_| invalid("host: invalid characters"))?;
+        request.headers_mut().insert(name, value);
+    }
+    for (name, value) in headers {
+        let (Ok(name), Ok(value)) = (
+            HeaderName::try_from(name),
+            HeaderValue::from_bytes(value.as_bytes()),
+        ) else {
+            return Err(invalid("headers: invalid characters in a name or value"));
+        };
+        request.headers_mut().append(name, value);
+    }
+    let (request, _) = generate_request(request).map_err(Error::other)?;
+    Ok(request)
 }
 
 /// Returns the length of the response's head; `None` if it is incomplete.
 pub(crate) fn read_response(bytes: &[u8], key: &str) -> Result<Option<usize>, ConnectionError> {
-    let mut headers = [EMPTY_HEADER; HEADERS];
-    let mut answer = Response::new(&mut headers);
-    let size = match answer.parse(bytes) {
-        Ok(Status::Complete(size)) => size,
-        Ok(Status::Partial) => return Ok(None),
+    let (size, response) = match Response::try_parse(bytes) {
+        Ok(Some(parsed)) => parsed,
+        Ok(None) => return Ok(None),
         Err(_) => {
             return Err(ConnectionError::Framing("upgrade response: not HTTP"));
         }
     };
-    let status = answer.code.unwrap_or_default();
+    let status = response.status().as_u16();
     if status != 101 {
         let kind = match status {
             401 | 403 => ErrorKind::PermissionDenied,
@@ -231,15 +245,25 @@ pub(crate) fn read_response(bytes: &[u8], key: &str) -> Result<Option<usize>, Co
         };
         return Err(Error::new(kind, UpgradeRefused(status)).into());
     }
-    let answer = UpgradeRequest::new("", answer.headers);
-    if !answer.lists("upgrade", "websocket")
-        || !answer.lists("connection", "upgrade")
-        || answer.header("sec-websocket-accept") != Some(key)
-        || answer.count("sec-websocket-extensions") > 0
+    let headers = response.headers();
+    let accept = headers.get(SEC_WEBSOCKET_ACCEPT);
+    if !lists(headers, &UPGRADE, "websocket")
+        || !lists(headers, &CONNECTION, "upgrade")
+        || accept.is_none_or(|accept| accept != key)
+        || headers.contains_key(SEC_WEBSOCKET_EXTENSIONS)
     {
         return Err(ConnectionError::Framing(
             "upgrade response: missing or wrong headers",
         ));
     }
     Ok(Some(size))
+}
+
+/// Whether a comma-separated header lists `token`, case-insensitively.
+fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
+    let values = headers.get_all(name).iter();
+    values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|part| part.trim().eq_ignore_ascii_case(token))
 }

@@ -1,17 +1,18 @@
 //! Websockets: one RFC 6455 text message per message.
 //!
-//! This module implements the frames itself for three reasons. It skips an oversized message in constant memory and
-//! keeps the connection, where the libraries close it. It sends a whole batch in one write. It needs one allocation
-//! per message.
+//! The library tungstenite reads and writes heads and frames, masks, joins fragments and checks them. This module uses
+//! its parts and not its stream, whose connections differ from those of the other transports in three ways. The stream
+//! closes after an oversized message, where this module skips the message in constant memory. The stream cannot send
+//! after the peer's close frame, where each direction ends separately here. The stream keeps the memory of its largest
+//! messages, where an idle connection keeps almost none.
 //!
 //! It sends messages unfragmented and accepts up to 4096 fragments. It answers pings. A binary message, a text that is
 //! not UTF-8 or a protocol violation closes the connection with the matching status. It never negotiates an extension.
-//! Closing sends a close frame; messages that the peer sends before its own close frame still arrive. Each direction
-//! can therefore end separately, as on every other transport.
+//! Closing sends a close frame; messages that the peer sends before its own close frame still arrive.
 //!
-//! Reading order: this file, `frame`, `sender`, `receiver`, `handshake`, `upgrade_policy`.
+//! Reading order: this file, `sender`, `decoder`, `receiver`, `handshake`, `upgrade_policy`.
 
-mod frame;
+mod decoder;
 mod handshake;
 mod receiver;
 mod sender;
@@ -42,23 +43,16 @@ use crate::{
     tls::ClientTls,
 };
 
-pub(crate) use self::frame::fill_random;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::handshake::read_response;
+pub(crate) use self::sender::fill_random;
 pub use self::{
     handshake::{UpgradeRefused, accept_key},
-    sender::Pinger,
     upgrade_policy::{CheckUpgrade, UpgradePolicy, UpgradeRejection, UpgradeRequest, is_host},
 };
 
-/// The end of a websocket. Only a client masks its frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// The end that requested the upgrade.
-    Client,
-    /// The end that accepted it.
-    Server,
-}
+/// The end of a websocket: the client requested the upgrade, the server accepted it.
+pub use tungstenite::protocol::Role;
 
 /// A connection that frames by websocket messages.
 #[derive(Debug)]
@@ -90,13 +84,6 @@ where
     pub fn closing_with(mut self, status: Arc<AtomicU16>) -> Self {
         self.send.status = Some(status);
         self
-    }
-
-    /// Returns a handle that pings the peer of this connection.
-    pub fn pinger(&self) -> Pinger<W> {
-        Pinger {
-            writer: Arc::clone(&self.send.writer),
-        }
     }
 
     /// Serves the upgrade on a new stream, with a permit of a listener.

@@ -1,36 +1,53 @@
-//! Receiving half: joins frames to messages, in constant memory beyond the limit.
+//! Receiving half: gives the decoder one frame at a time, and skips messages beyond the limit.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    io::{Cursor, ErrorKind},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
-use box_rpc::{ConnectionError, ReceiveHalf, buffer_pool};
+use box_rpc::{ConnectionError, ReceiveHalf};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tungstenite::{
+    Bytes, Error, Message, Utf8Bytes,
+    protocol::{
+        Role, WebSocketContext,
+        frame::{
+            FrameHeader,
+            coding::{CloseCode, Data, OpCode},
+        },
+    },
+};
 
 use super::{
-    Role,
-    frame::{Header, Opcode, Violation, apply_mask},
+    decoder::{self, Frame, FrameSource, Violation},
     sender::Writer,
 };
-use crate::{
-    bytes::{HEAD_BYTES, ReadBuffer, text_of},
-    line::extend_head,
-};
+use crate::bytes::{ReadBuffer, text_of};
 
 /// Maximum number of frames of one message.
 const FRAGMENTS: usize = 4096;
 
-/// Maximum memory reserved for a message before its bytes have arrived.
-const MAX_PREALLOCATION: u64 = 64 * 1024;
+/// Maximum payload of a control frame.
+const CONTROL_BYTES: u64 = 125;
+
+/// Minimum size of a message that takes over the decoder's memory.
+const MIN_WITHOUT_COPY: usize = 128 * 1024;
 
 /// Receiving half.
+///
+/// It reads each header before the decoder does. It therefore knows where a frame ends, and gives the decoder no frame
+/// that exceeds the limit. Between two frames the decoder holds nothing but an incomplete message.
 #[derive(Debug)]
 pub(super) struct WebSocketReceive<R, W> {
     read_buffer: ReadBuffer<R>,
     role: Role,
     limit: usize,
+    /// Unmasks and joins frames, and checks them and the text. An idle connection has none.
+    decoder: Option<WebSocketContext>,
     /// The incomplete message.
     message: Option<Partial>,
-    /// Its frame that is arriving.
+    /// The frame that is arriving.
     frame: Option<Frame>,
     /// Event that could not be returned where only a message is possible.
     pending: Option<Found>,
@@ -40,24 +57,22 @@ pub(super) struct WebSocketReceive<R, W> {
 }
 
 /// An incomplete message.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Partial {
-    /// Its text so far, or only the beginning once it is too large.
-    text: Vec<u8>,
-    too_large: bool,
+    /// Payload of its frames so far.
+    bytes: u64,
     /// Number of frames so far.
     fragments: usize,
+    /// Its beginning, if it has several frames or is too large.
+    head: Vec<u8>,
+    too_large: bool,
 }
 
-/// A data frame with a payload that is arriving.
-#[derive(Debug)]
-struct Frame {
-    last: bool,
-    mask: Option<[u8; 4]>,
-    /// Bytes that have arrived.
-    done: usize,
-    /// Bytes that are missing.
-    missing: u64,
+impl Partial {
+    /// Returns where to keep the beginning, unless the frame is the whole message.
+    fn head(&mut self, last: bool) -> Option<&mut Vec<u8>> {
+        (self.fragments > 1 || !last).then_some(&mut self.head)
+    }
 }
 
 /// Result of searching the buffered bytes.
@@ -91,6 +106,7 @@ where
             read_buffer,
             role,
             limit,
+            decoder: None,
             message: None,
             frame: None,
             pending: None,
@@ -106,147 +122,133 @@ where
 
     fn find_message(&mut self) -> Result<Found, Violation> {
         loop {
-            if let Some(message) = self.take_payload()? {
-                return Ok(message);
+            let found = match &self.frame {
+                None => {
+                    if !self.begin_frame()? {
+                        return Ok(Found::Nothing);
+                    }
+                    continue;
+                }
+                Some(frame) if frame.skipped => self.skip(),
+                Some(_) => self.decode()?,
+            };
+            if let Some(found) = found {
+                return Ok(found);
             }
             if self.frame.is_some() {
                 return Ok(Found::Nothing);
             }
-            let Some((header, size)) = Header::read(self.read_buffer.buffered())? else {
-                return Ok(Found::Nothing);
-            };
-            self.writer.frames_received.fetch_add(1, Ordering::Relaxed);
-            if header.mask.is_some() != (self.role == Role::Server) {
-                return Err(Violation::protocol(
-                    "mask: a client must mask frames, a server must not",
-                ));
-            }
-            match header.opcode {
-                Opcode::Text | Opcode::Continuation => {
-                    self.read_buffer.consume(size);
-                    self.begin_frame(header)?;
-                }
-                Opcode::Binary => {
-                    return Err(Violation {
-                        status: 1003,
-                        reason: "binary messages are not supported",
-                    });
-                }
-                Opcode::Close | Opcode::Ping | Opcode::Pong => {
-                    // A control frame is short, so the receiver waits for the whole frame.
-                    let Some(payload) = self.control_payload(header, size) else {
-                        return Ok(Found::Nothing);
-                    };
-                    match header.opcode {
-                        Opcode::Close => return Ok(Found::Close),
-                        Opcode::Ping => self.writer.pong(payload),
-                        _ => {}
-                    }
-                }
-            }
         }
     }
 
-    /// Removes a control frame and returns its payload, if it is complete.
-    fn control_payload(&mut self, header: Header, size: usize) -> Option<Vec<u8>> {
-        let length = usize::try_from(header.length).ok()?;
-        let mut payload = self
-            .read_buffer
-            .buffered()
-            .get(size..size + length)?
-            .to_vec();
-        self.read_buffer.consume(size + length);
-        if let Some(mask) = header.mask {
-            apply_mask(&mut payload, mask, 0);
-        }
-        Some(payload)
+    /// Reads the next header; `false` if it is incomplete.
+    fn begin_frame(&mut self) -> Result<bool, Violation> {
+        let mut cursor = Cursor::new(self.read_buffer.buffered());
+        let Some((header, length)) = FrameHeader::parse(&mut cursor)? else {
+            return Ok(false);
+        };
+        let header_bytes = cursor.position();
+        let skipped = match header.opcode {
+            OpCode::Data(Data::Binary) => {
+                return Err(Violation {
+                    status: CloseCode::Unsupported,
+                    reason: "binary messages are not supported",
+                });
+            }
+            OpCode::Data(data) => self.begin_data(data == Data::Continue, length)?,
+            OpCode::Control(_) if length > CONTROL_BYTES => {
+                return Err(Violation::protocol("control frame exceeds 125 bytes"));
+            }
+            OpCode::Control(_) => false,
+        };
+        self.frame = Some(Frame {
+            header,
+            header_bytes: usize::try_from(header_bytes).unwrap_or_default(),
+            missing: length.saturating_add(header_bytes),
+            mask_at: 0,
+            skipped,
+        });
+        Ok(true)
     }
 
-    /// Starts a data frame: the first of a message, or a further one.
-    fn begin_frame(&mut self, header: Header) -> Result<(), Violation> {
-        if header.opcode == Opcode::Text {
-            if self.message.is_some() {
+    /// Counts a data frame; returns whether to skip it, because its message is too large.
+    fn begin_data(&mut self, is_continuation: bool, length: u64) -> Result<bool, Violation> {
+        let message = self.message.get_or_insert_default();
+        match (is_continuation, message.fragments) {
+            (true, 0) => {
+                return Err(Violation::protocol("continuation frame without a message"));
+            }
+            (false, 1..) => {
                 return Err(Violation::protocol(
                     "new message before the end of the previous one",
                 ));
             }
-            self.message = Some(Partial {
-                text: Vec::new(),
-                too_large: false,
-                fragments: 0,
-            });
+            (_, FRAGMENTS..) => {
+                return Err(Violation {
+                    status: CloseCode::Policy,
+                    reason: "more than 4096 frames in one message",
+                });
+            }
+            _ => message.fragments += 1,
         }
-        let Some(message) = &mut self.message else {
-            return Err(Violation::protocol("continuation frame without a message"));
-        };
-        message.fragments += 1;
-        if message.fragments > FRAGMENTS {
-            return Err(Violation {
-                status: 1008,
-                reason: "more than 4096 frames in one message",
-            });
-        }
-        let length = (message.text.len() as u64).saturating_add(header.length);
-        if length > self.limit as u64 && !message.too_large {
+        message.bytes = message.bytes.saturating_add(length);
+        if message.bytes > self.limit as u64 && !message.too_large {
             message.too_large = true;
-            message.text.truncate(HEAD_BYTES);
-            message.text.shrink_to_fit();
+            // Frees the frames of this message that the decoder has.
+            self.decoder = None;
         }
-        if !message.too_large {
-            let room = header.length.min(MAX_PREALLOCATION);
-            message.text.reserve(usize::try_from(room).unwrap_or(0));
-        }
-        self.frame = Some(Frame {
-            last: header.last,
-            mask: header.mask,
-            done: 0,
-            missing: header.length,
-        });
-        Ok(())
+        Ok(message.too_large)
     }
 
-    /// Moves the arrived bytes of the current frame into its message.
-    /// Returns the message if it is complete.
-    fn take_payload(&mut self) -> Result<Option<Found>, Violation> {
-        let (Some(frame), Some(message)) = (&mut self.frame, &mut self.message) else {
+    /// Drops the arrived bytes of a frame. Returns the beginning of its message at the end.
+    fn skip(&mut self) -> Option<Found> {
+        let (frame, message) = (self.frame.as_mut()?, self.message.as_mut()?);
+        let bytes = self.read_buffer.buffered();
+        let count = frame.length_in(bytes);
+        frame.take(&bytes[..count], Some(&mut message.head));
+        self.read_buffer.consume(count);
+        let finished = self.frame.take_if(|frame| frame.missing == 0)?;
+        let message = self.message.take_if(|_| finished.header.is_final)?;
+        Some(Found::TooLarge(message.head))
+    }
+
+    /// Decodes the arrived bytes of a frame.
+    fn decode(&mut self) -> Result<Option<Found>, Violation> {
+        let Some(frame) = &mut self.frame else {
             return Ok(None);
         };
-        let buffered = self.read_buffer.buffered();
-        let here = usize::try_from(frame.missing)
-            .map_or(buffered.len(), |missing| missing.min(buffered.len()));
-        let start = message.text.len();
-        if message.too_large {
-            extend_head(&mut message.text, &buffered[..here]);
-        } else {
-            buffer_pool::reserve(&mut message.text, here);
-            message.text.extend_from_slice(&buffered[..here]);
+        let message = self.message.as_mut().filter(|_| !frame.is_control());
+        let head = message.and_then(|message| message.head(frame.header.is_final));
+        let decoder = self.decoder.get_or_insert_with(|| decoder::new(self.role));
+        let outcome = decoder.read(&mut FrameSource {
+            read_buffer: &mut self.read_buffer,
+            frame,
+            head,
+        });
+        if frame.missing == 0 {
+            self.frame = None;
         }
-        if let Some(mask) = frame.mask {
-            apply_mask(&mut message.text[start..], mask, frame.done);
+        match outcome {
+            Ok(Message::Text(text)) => {
+                self.message = None;
+                return Ok(Some(Found::Message(self.text(text))));
+            }
+            Ok(Message::Close(_)) => return Ok(Some(Found::Close)),
+            Ok(Message::Ping(payload)) => self.writer.pong(Bytes::copy_from_slice(&payload)),
+            Ok(_) => {}
+            Err(Error::Io(error)) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
         }
-        self.read_buffer.consume(here);
-        // Only the position within the mask matters, so a frame longer than memory cannot overflow.
-        frame.done = (frame.done + here) % 4;
-        frame.missing -= here as u64;
-        if frame.missing > 0 {
-            return Ok(None);
+        Ok(None)
+    }
+
+    /// Converts a message. A large one takes over the decoder's memory.
+    fn text(&mut self, text: Utf8Bytes) -> String {
+        if text.len() < MIN_WITHOUT_COPY {
+            return text.as_str().to_owned();
         }
-        let last = frame.last;
-        self.frame = None;
-        if !last {
-            return Ok(None);
-        }
-        match self.message.take() {
-            Some(message) if message.too_large => Ok(Some(Found::TooLarge(message.text))),
-            Some(message) => match String::from_utf8(message.text) {
-                Ok(text) => Ok(Some(Found::Message(text))),
-                Err(_) => Err(Violation {
-                    status: 1007,
-                    reason: "text message is not UTF-8",
-                }),
-            },
-            None => Ok(None),
-        }
+        self.decoder = None;
+        text_of(Bytes::from(text).into())
     }
 }
 
@@ -284,10 +286,12 @@ where
                     return Err(ConnectionError::Framing(violation.reason));
                 }
                 Found::Nothing => {
-                    let is_partial =
-                        self.message.is_some() || !self.read_buffer.buffered().is_empty();
+                    let is_partial = self.message.is_some()
+                        || self.frame.is_some()
+                        || !self.read_buffer.buffered().is_empty();
                     if !is_partial {
                         self.read_buffer.message_ended();
+                        self.decoder = None;
                     }
                     if !self.read_buffer.fill(is_partial).await? {
                         // An end without a close frame means that the peer vanished.
@@ -319,5 +323,41 @@ where
 
     fn peer_identified(&mut self) -> bool {
         self.read_buffer.confirm_permit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::FutureExt as _;
+    use tungstenite::protocol::frame;
+
+    use super::*;
+    use crate::{bytes::WriteBuffer, connection_limit::ConnectionPermit};
+
+    #[tokio::test]
+    async fn an_idle_connection_holds_no_decoder() {
+        let (near, mut far) = tokio::net::UnixStream::pair().unwrap();
+        let (read, write) = near.into_split();
+        let (time, permit) = (Duration::from_mins(1), ConnectionPermit::default());
+        let write_buffer = WriteBuffer::new(write, time, permit.clone());
+        let writer = Arc::new(Writer::new(write_buffer, Role::Client));
+        let read_buffer = ReadBuffer::new(read, time, permit);
+        let mut receive = WebSocketReceive::new(read_buffer, Role::Client, usize::MAX, writer);
+        for length in [10, MIN_WITHOUT_COPY - 1, 3 * MIN_WITHOUT_COPY] {
+            let text = "x".repeat(length);
+            let mut bytes = Vec::new();
+            let message = frame::Frame::message(text.clone(), OpCode::Data(Data::Text), true);
+            message.format(&mut bytes).unwrap();
+            let write = tokio::io::AsyncWriteExt::write_all(&mut far, &bytes);
+            let (received, written) = tokio::join!(receive.receive(), write);
+            written.unwrap();
+            let received = received.unwrap().unwrap();
+            assert_eq!(received, text);
+            assert!(received.capacity() <= length + 4096);
+            assert!(receive.receive().now_or_never().is_none());
+            assert!(receive.decoder.is_none());
+        }
     }
 }

@@ -4,19 +4,30 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU16, AtomicU64, Ordering},
+        atomic::{AtomicU16, Ordering},
     },
 };
 
 use async_trait::async_trait;
 use box_rpc::{ConnectionError, SendHalf, buffer_pool};
+use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::{io::AsyncWrite, sync::Mutex as AsyncMutex};
-
-use super::{
-    Role,
-    frame::{Header, Masks, Opcode, Violation, apply_mask},
+use tungstenite::{
+    Bytes, Utf8Bytes,
+    protocol::{
+        CloseFrame, Role,
+        frame::{
+            Frame, FrameHeader,
+            coding::{CloseCode, Data, OpCode},
+        },
+    },
 };
+
+use super::decoder::Violation;
 use crate::bytes::{DIRECT_WRITE_BYTES, WriteBuffer};
+
+/// Opcode of messages.
+const TEXT: OpCode = OpCode::Data(Data::Text);
 
 /// Writer of frames.
 /// Only pings contend for its lock, because one task owns the sending half.
@@ -24,9 +35,7 @@ use crate::bytes::{DIRECT_WRITE_BYTES, WriteBuffer};
 pub(super) struct Writer<W> {
     sink: AsyncMutex<Sink<W>>,
     /// The ping to answer, and whether a task is answering it.
-    ping: Mutex<(Option<Vec<u8>>, bool)>,
-    /// Number of received frames of any kind.
-    pub(super) frames_received: AtomicU64,
+    ping: Mutex<(Option<Bytes>, bool)>,
 }
 
 /// State that the lock guards.
@@ -49,22 +58,18 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
                 closed: false,
             }),
             ping: Mutex::default(),
-            frames_received: AtomicU64::new(0),
         }
     }
 
     /// Sends a ping.
     async fn ping(&self) -> Result<(), ConnectionError> {
-        self.sink
-            .lock()
-            .await
-            .control(Opcode::Ping, Vec::new())
-            .await
+        let mut sink = self.sink.lock().await;
+        sink.control(Frame::ping(Bytes::new())).await
     }
 
     /// Answers a ping in a separate task, because the reader must not wait for writes.
     /// Of several pending pings it answers only the last, as the protocol allows.
-    pub(super) fn pong(self: &Arc<Self>, payload: Vec<u8>) {
+    pub(super) fn pong(self: &Arc<Self>, payload: Bytes) {
         let mut ping = self.ping.lock().unwrap_or_else(PoisonError::into_inner);
         ping.0 = Some(payload);
         if !std::mem::replace(&mut ping.1, true) {
@@ -83,7 +88,7 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
             };
             let Some(payload) = payload else { return };
             let mut sink = self.sink.lock().await;
-            if sink.control(Opcode::Pong, payload).await.is_err() {
+            if sink.control(Frame::pong(payload)).await.is_err() {
                 return;
             }
         }
@@ -94,10 +99,8 @@ impl<W: AsyncWrite + Unpin + Send + 'static> Writer<W> {
         let writer = Arc::clone(self);
         tokio::spawn(async move {
             let mut sink = writer.sink.lock().await;
-            let mut payload = violation.status.to_be_bytes().to_vec();
-            payload.extend_from_slice(violation.reason.as_bytes());
             // The connection is over either way.
-            let _ = sink.close(payload).await;
+            let _ = sink.close(violation.status, violation.reason).await;
         });
     }
 }
@@ -108,74 +111,92 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
         if self.closed {
             return Err(ConnectionError::Closed);
         }
-        let mask = self.mask()?;
-        Header::whole(Opcode::Text, message.len(), mask).write(self.write_buffer.buffer());
+        if self.masks.is_some() {
+            self.append(Frame::message(message, TEXT, true))?;
+            return self.write_buffer.write_if_full().await;
+        }
+        // Without a mask the payload is not changed, so it needs no copy of its own.
+        let header = FrameHeader {
+            opcode: TEXT,
+            ..FrameHeader::default()
+        };
+        let buffer = self.write_buffer.buffer();
+        header
+            .format(message.len() as u64, buffer)
+            .map_err(std::io::Error::other)?;
         if message.len() >= DIRECT_WRITE_BYTES {
-            let mut payload = message.into_bytes();
-            if let Some(mask) = mask {
-                apply_mask(&mut payload, mask, 0);
-            }
-            let written = self.write_buffer.write_directly(&payload).await;
-            buffer_pool::recycle(payload);
+            let written = self.write_buffer.write_directly(message.as_bytes()).await;
+            buffer_pool::recycle(message);
             return written;
         }
-        self.payload(message.as_bytes(), mask);
+        buffer.extend_from_slice(message.as_bytes());
         self.write_buffer.write_if_full().await
     }
 
     /// Sends a control frame at once.
-    async fn control(&mut self, opcode: Opcode, payload: Vec<u8>) -> Result<(), ConnectionError> {
+    async fn control(&mut self, frame: Frame) -> Result<(), ConnectionError> {
         if self.closed {
             return Err(ConnectionError::Closed);
         }
-        let mask = self.mask()?;
-        Header::whole(opcode, payload.len(), mask).write(self.write_buffer.buffer());
-        self.payload(&payload, mask);
+        self.append(frame)?;
         self.write_buffer.flush().await
     }
 
     /// Sends the close frame, unless one was sent.
-    async fn close(&mut self, payload: Vec<u8>) -> Result<(), ConnectionError> {
+    async fn close(
+        &mut self,
+        code: CloseCode,
+        reason: &'static str,
+    ) -> Result<(), ConnectionError> {
         if self.closed {
             return Ok(());
         }
-        let written = self.control(Opcode::Close, payload).await;
+        let reason = Utf8Bytes::from_static(reason);
+        let written = self
+            .control(Frame::close(Some(CloseFrame { code, reason })))
+            .await;
         self.closed = true;
         written
     }
 
-    /// Returns the mask for the next frame, if this end masks.
-    fn mask(&mut self) -> Result<Option<[u8; 4]>, ConnectionError> {
-        Ok(self.masks.as_mut().map(Masks::next).transpose()?)
+    /// Adds a frame to the buffer, masked if this end masks.
+    fn append(&mut self, mut frame: Frame) -> Result<(), ConnectionError> {
+        frame.header_mut().mask = self.masks.as_mut().map(Masks::next).transpose()?;
+        let written = frame.format(self.write_buffer.buffer());
+        Ok(written.map_err(std::io::Error::other)?)
     }
+}
 
-    /// Copies a payload behind its header.
-    fn payload(&mut self, bytes: &[u8], mask: Option<[u8; 4]>) {
-        let buffer = self.write_buffer.buffer();
-        let start = buffer.len();
-        buffer.extend_from_slice(bytes);
-        if let Some(mask) = mask {
-            apply_mask(&mut buffer[start..], mask, 0);
+/// Random masks for the frames of a client.
+/// It fetches many at a time from the kernel. An attacker who chooses the payload must not be able to guess them.
+#[derive(Debug, Default)]
+struct Masks {
+    pool: Vec<[u8; 4]>,
+}
+
+impl Masks {
+    /// Returns an unused mask.
+    fn next(&mut self) -> std::io::Result<[u8; 4]> {
+        if let Some(mask) = self.pool.pop() {
+            return Ok(mask);
         }
+        let mut random = [0; 512];
+        fill_random(&mut random)?;
+        let (masks, _) = random.as_chunks::<4>();
+        self.pool.extend_from_slice(masks);
+        self.pool
+            .pop()
+            .ok_or_else(|| std::io::ErrorKind::Other.into())
     }
 }
 
-/// Checks whether the peer is still there, independently of both halves.
-#[derive(Debug)]
-pub struct Pinger<W> {
-    pub(super) writer: Arc<Writer<W>>,
-}
-
-impl<W: AsyncWrite + Unpin + Send + 'static> Pinger<W> {
-    /// Sends a ping. The receiving half sees the response while a task waits on it.
-    pub async fn ping(&self) -> Result<(), ConnectionError> {
-        self.writer.ping().await
+/// Fills `bytes` with random bytes of the kernel.
+pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
     }
-
-    /// Returns the number of received frames, including answers to pings.
-    pub fn frames_received(&self) -> u64 {
-        self.writer.frames_received.load(Ordering::Relaxed)
-    }
+    Ok(())
 }
 
 /// Sending half: one unfragmented text frame for each message.
@@ -222,10 +243,22 @@ impl<W: AsyncWrite + Unpin + Send + 'static> SendHalf for WebSocketSend<W> {
         let status = self.status.as_ref();
         let status = status.map_or(NORMAL, |status| status.load(Ordering::Relaxed));
         let mut sink = self.writer.sink.lock().await;
-        sink.close(status.to_be_bytes().to_vec()).await
+        sink.close(status.into(), "").await
     }
 
     async fn probe(&mut self) -> Result<(), ConnectionError> {
         self.writer.ping().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Masks;
+
+    #[test]
+    fn masks_differ() {
+        let mut masks = Masks::default();
+        let some: std::collections::HashSet<_> = (0..300).map(|_| masks.next().unwrap()).collect();
+        assert!(some.len() > 290);
     }
 }

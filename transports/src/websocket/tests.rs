@@ -1,4 +1,4 @@
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, io::Cursor, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -6,10 +6,19 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
-    frame::{Header, Opcode, apply_mask},
-    *,
+use tungstenite::protocol::frame::{
+    Frame, FrameHeader,
+    coding::{Control, Data, OpCode},
 };
+
+use super::*;
+
+const TEXT: OpCode = OpCode::Data(Data::Text);
+const CONTINUATION: OpCode = OpCode::Data(Data::Continue);
+const BINARY: OpCode = OpCode::Data(Data::Binary);
+const PING: OpCode = OpCode::Control(Control::Ping);
+const PONG: OpCode = OpCode::Control(Control::Pong);
+const CLOSE: OpCode = OpCode::Control(Control::Close);
 
 type Halves = (Box<dyn SendHalf>, Box<dyn ReceiveHalf>);
 
@@ -25,37 +34,39 @@ fn raw(role: Role, limits: &Limits) -> (Halves, UnixStream) {
     (Box::new(from_upgraded(near, role, limits)).split(), far)
 }
 
-fn frame(last: bool, opcode: Opcode, payload: &[u8], mask: Option<[u8; 4]>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let header = Header {
-        last,
+fn frame(last: bool, opcode: OpCode, payload: &[u8], mask: Option<[u8; 4]>) -> Vec<u8> {
+    let header = FrameHeader {
+        is_final: last,
         opcode,
         mask,
-        length: payload.len() as u64,
+        ..FrameHeader::default()
     };
-    header.write(&mut bytes);
-    let start = bytes.len();
-    bytes.extend_from_slice(payload);
-    if let Some(mask) = mask {
-        apply_mask(&mut bytes[start..], mask, 0);
-    }
+    let mut bytes = Vec::new();
+    Frame::from_payload(header, payload.to_vec().into())
+        .format(&mut bytes)
+        .unwrap();
     bytes
 }
 
 /// Returns a frame as a client sends it.
-fn masked(last: bool, opcode: Opcode, payload: &[u8]) -> Vec<u8> {
+fn masked(last: bool, opcode: OpCode, payload: &[u8]) -> Vec<u8> {
     frame(last, opcode, payload, Some([7, 77, 177, 237]))
 }
 
-async fn read_frame(stream: &mut UnixStream) -> (Header, Vec<u8>) {
+async fn read_frame(stream: &mut UnixStream) -> (FrameHeader, Vec<u8>) {
     let mut bytes = Vec::new();
     loop {
-        if let Some((header, size)) = Header::read(&bytes).unwrap()
-            && bytes.len() as u64 >= size as u64 + header.length
+        let mut cursor = Cursor::new(&bytes);
+        if let Some((header, length)) = FrameHeader::parse(&mut cursor).unwrap()
+            && bytes.len() as u64 == cursor.position() + length
         {
-            let mut payload = bytes.split_off(size);
+            let mut payload = bytes.split_off(header.len(length));
             if let Some(mask) = header.mask {
-                apply_mask(&mut payload, mask, 0);
+                let mask = mask.iter().cycle();
+                payload
+                    .iter_mut()
+                    .zip(mask)
+                    .for_each(|(byte, key)| *byte ^= key);
             }
             return (header, payload);
         }
@@ -69,16 +80,16 @@ async fn text(receive: &mut dyn ReceiveHalf) -> String {
 
 #[tokio::test]
 async fn messages_survive_every_way_of_splitting_the_stream() {
-    let mut bytes = masked(true, Opcode::Text, "é".repeat(100).as_bytes());
-    bytes.extend(masked(false, Opcode::Text, b"one "));
-    bytes.extend(masked(true, Opcode::Ping, b"are you there"));
-    bytes.extend(masked(false, Opcode::Continuation, b""));
-    bytes.extend(masked(false, Opcode::Continuation, b"two"));
-    bytes.extend(masked(true, Opcode::Pong, b""));
+    let mut bytes = masked(true, TEXT, "é".repeat(100).as_bytes());
+    bytes.extend(masked(false, TEXT, b"one "));
+    bytes.extend(masked(true, PING, b"are you there"));
+    bytes.extend(masked(false, CONTINUATION, b""));
+    bytes.extend(masked(false, CONTINUATION, b"two"));
+    bytes.extend(masked(true, PONG, b""));
     // The client of Python's `websockets` ends a long message like this.
-    bytes.extend(masked(true, Opcode::Continuation, b""));
-    bytes.extend(masked(true, Opcode::Text, b""));
-    bytes.extend(masked(true, Opcode::Close, &1000_u16.to_be_bytes()));
+    bytes.extend(masked(true, CONTINUATION, b""));
+    bytes.extend(masked(true, TEXT, b""));
+    bytes.extend(masked(true, CLOSE, &1000_u16.to_be_bytes()));
     for split in 0..bytes.len() {
         let ((_send, mut receive), mut far) = raw(Role::Server, &Limits::default());
         let read = async {
@@ -103,7 +114,7 @@ async fn messages_survive_every_way_of_splitting_the_stream() {
         );
         assert_eq!(
             (header.opcode, payload.as_slice()),
-            (Opcode::Pong, &b"are you there"[..]),
+            (PONG, &b"are you there"[..]),
             "split at {split}"
         );
     }
@@ -120,18 +131,12 @@ async fn an_oversize_message_is_skipped_and_the_connection_lives() {
                 .chunks(payload.len() / pieces + 1)
                 .collect();
             for (at, part) in parts.iter().enumerate() {
-                let opcode = if at == 0 {
-                    Opcode::Text
-                } else {
-                    Opcode::Continuation
-                };
+                let opcode = if at == 0 { TEXT } else { CONTINUATION };
                 far.write_all(&masked(at + 1 == parts.len(), opcode, part))
                     .await
                     .unwrap();
             }
-            far.write_all(&masked(true, Opcode::Text, b"next"))
-                .await
-                .unwrap();
+            far.write_all(&masked(true, TEXT, b"next")).await.unwrap();
             far
         });
         let outcome = receive.receive().await;
@@ -146,13 +151,46 @@ async fn an_oversize_message_is_skipped_and_the_connection_lives() {
 }
 
 #[tokio::test]
+async fn the_head_of_a_skipped_message_is_joined_from_its_frames() {
+    let ((_send, mut receive), mut far) = raw(Role::Server, &limits(10));
+    let text = "{\"id\":7,é…}";
+    let parts: Vec<&[u8]> = text.as_bytes().chunks(3).collect();
+    for (at, part) in parts.iter().enumerate() {
+        let opcode = if at == 0 { TEXT } else { CONTINUATION };
+        let bytes = masked(at + 1 == parts.len(), opcode, part);
+        far.write_all(&bytes).await.unwrap();
+        far.write_all(&masked(true, PING, b"")).await.unwrap();
+    }
+    far.write_all(&masked(true, TEXT, b"next")).await.unwrap();
+    let outcome = receive.receive().await;
+    assert!(
+        matches!(&outcome, Err(ConnectionError::TooLarge { head, .. }) if head == text),
+        "{outcome:?}"
+    );
+    assert_eq!(super::tests::text(&mut *receive).await, "next");
+}
+
+#[tokio::test]
+async fn a_length_may_be_written_in_more_bytes_than_it_needs() {
+    let ((_send, mut receive), mut far) = raw(Role::Client, &Limits::default());
+    far.write_all(&[0x81, 127, 0, 0, 0, 0, 0, 0, 0, 2, b'h', b'i'])
+        .await
+        .unwrap();
+    far.write_all(&frame(true, TEXT, b"next", None))
+        .await
+        .unwrap();
+    assert_eq!(text(&mut *receive).await, "hi");
+    assert_eq!(text(&mut *receive).await, "next");
+}
+
+#[tokio::test]
 async fn a_message_of_exactly_the_limit_passes() {
     for length in [1000, 1001] {
         let ((_send, mut receive), mut far) = raw(Role::Server, &limits(1000));
-        far.write_all(&masked(false, Opcode::Text, &vec![b'x'; length - 1]))
+        far.write_all(&masked(false, TEXT, &vec![b'x'; length - 1]))
             .await
             .unwrap();
-        far.write_all(&masked(true, Opcode::Continuation, b"y"))
+        far.write_all(&masked(true, CONTINUATION, b"y"))
             .await
             .unwrap();
         assert_eq!(receive.receive().await.is_ok(), length == 1000);
@@ -162,26 +200,22 @@ async fn a_message_of_exactly_the_limit_passes() {
 #[tokio::test]
 async fn a_protocol_violation_closes_with_its_status() {
     let cases: [(Role, Vec<u8>, u16); 8] = [
-        (Role::Server, masked(true, Opcode::Binary, b"x"), 1003),
-        (Role::Server, masked(true, Opcode::Text, b"\xff"), 1007),
-        (Role::Server, masked(true, Opcode::Continuation, b"x"), 1002),
-        (Role::Server, frame(true, Opcode::Text, b"bare", None), 1002),
-        (Role::Client, masked(true, Opcode::Text, b"masked"), 1002),
-        (Role::Server, masked(false, Opcode::Ping, b""), 1002),
+        (Role::Server, masked(true, BINARY, b"x"), 1003),
+        (Role::Server, masked(true, TEXT, b"\xff"), 1007),
+        (Role::Server, masked(true, CONTINUATION, b"x"), 1002),
+        (Role::Server, frame(true, TEXT, b"bare", None), 1002),
+        (Role::Client, masked(true, TEXT, b"masked"), 1002),
+        (Role::Server, masked(false, PING, b""), 1002),
         (
             Role::Server,
-            [
-                masked(false, Opcode::Text, b""),
-                masked(true, Opcode::Text, b""),
-            ]
-            .concat(),
+            [masked(false, TEXT, b""), masked(true, TEXT, b"")].concat(),
             1002,
         ),
         (
             Role::Server,
             [
-                masked(false, Opcode::Text, b""),
-                masked(false, Opcode::Continuation, b"").repeat(4096),
+                masked(false, TEXT, b""),
+                masked(false, CONTINUATION, b"").repeat(4096),
             ]
             .concat(),
             1008,
@@ -200,7 +234,7 @@ async fn a_protocol_violation_closes_with_its_status() {
         );
         assert_eq!(
             (header.opcode, &payload[..2]),
-            (Opcode::Close, &status.to_be_bytes()[..])
+            (CLOSE, &status.to_be_bytes()[..])
         );
         assert_eq!(receive.receive().await.unwrap(), None);
         assert!(matches!(
@@ -214,11 +248,11 @@ async fn a_protocol_violation_closes_with_its_status() {
 async fn an_event_between_ready_messages_is_reported_in_order() {
     let ((_send, mut receive), mut far) = raw(Role::Server, &limits(10));
     let bytes = [
-        masked(true, Opcode::Text, b"a"),
-        masked(true, Opcode::Text, b"b"),
-        masked(true, Opcode::Text, b"much too long for it"),
-        masked(true, Opcode::Text, b"c"),
-        masked(true, Opcode::Close, b""),
+        masked(true, TEXT, b"a"),
+        masked(true, TEXT, b"b"),
+        masked(true, TEXT, b"much too long for it"),
+        masked(true, TEXT, b"c"),
+        masked(true, CLOSE, b""),
     ]
     .concat();
     far.write_all(&bytes).await.unwrap();
@@ -250,12 +284,10 @@ async fn a_message_must_end_in_time_once_started() {
     let ((_send, mut receive), mut far) = raw(Role::Server, &Limits::default());
     let begin = Instant::now();
     let trickle = tokio::spawn(async move {
-        far.write_all(&masked(false, Opcode::Text, b"x"))
-            .await
-            .unwrap();
+        far.write_all(&masked(false, TEXT, b"x")).await.unwrap();
         loop {
             tokio::time::sleep(Duration::from_secs(7)).await;
-            let more = masked(false, Opcode::Continuation, b"x");
+            let more = masked(false, CONTINUATION, b"x");
             if far.write_all(&more).await.is_err() {
                 return;
             }
@@ -405,7 +437,7 @@ async fn the_policy_checks_paths_origins_hosts_and_tokens() {
         ),
         (request("/", "").replace("dGhl", "d"), &open, "400"),
         ("\u{1}\r\n\r\n".to_owned(), &open, "400"),
-        (request("/", &"X: y\r\n".repeat(100)), &open, "431"),
+        (request("/", &"X: y\r\n".repeat(200)), &open, "431"),
         (
             request("/", &format!("X: {}", "y".repeat(17_000))),
             &open,
@@ -439,7 +471,10 @@ fn a_policy_does_not_show_its_token() {
 #[test]
 fn the_accept_key_matches_the_specification() {
     let answer = accept_key("dGhlIHNhbXBsZSBub25jZQ==");
-    assert_eq!(answer, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    assert_eq!(answer.as_deref(), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+    for invalid in ["", "==", "dGhlIHNhbXBsZSBub25j", "dGhlIHNhbXBsZSBub25jZ_=="] {
+        assert_eq!(accept_key(invalid), None, "{invalid}");
+    }
 }
 
 #[tokio::test]
@@ -449,7 +484,7 @@ async fn frames_sent_with_the_request_are_not_lost() {
         .await
         .unwrap();
     let mut bytes = request("/rpc/ws", "").into_bytes();
-    bytes.extend(masked(true, Opcode::Text, b"early"));
+    bytes.extend(masked(true, TEXT, b"early"));
     client.write_all(&bytes).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
     let socket = accept(stream, &Limits::default(), &UpgradePolicy::new())

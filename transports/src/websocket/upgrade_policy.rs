@@ -2,52 +2,33 @@
 
 use std::fmt;
 
-use httparse::Header;
 use subtle::ConstantTimeEq;
+use tungstenite::handshake::server::Request;
 
 /// A request to become a websocket.
 #[derive(Debug)]
-pub struct UpgradeRequest<'a> {
-    path: &'a str,
-    headers: &'a [Header<'a>],
-}
+pub struct UpgradeRequest<'a>(&'a Request);
 
 impl<'a> UpgradeRequest<'a> {
-    pub(super) fn new(path: &'a str, headers: &'a [Header<'a>]) -> Self {
-        Self { path, headers }
+    pub(super) fn new(request: &'a Request) -> Self {
+        Self(request)
     }
 
     /// Returns the requested path, without its query.
     pub fn path(&self) -> &'a str {
-        self.path.split('?').next().unwrap_or_default()
+        self.0.uri().path()
     }
 
     /// Returns the first header of this name, if it is text.
     /// Names are compared case-insensitively.
     pub fn header(&self, name: &str) -> Option<&'a str> {
-        self.all(name).next()
+        let value = self.0.headers().get(name)?;
+        std::str::from_utf8(value.as_bytes()).ok().map(str::trim)
     }
 
     /// Returns the number of headers of this name, text or not.
     pub fn count(&self, name: &str) -> usize {
-        let named = |header: &&Header<'_>| header.name.eq_ignore_ascii_case(name);
-        self.headers.iter().filter(named).count()
-    }
-
-    /// Returns every header of this name that is text.
-    fn all(&self, name: &str) -> impl Iterator<Item = &'a str> {
-        self.headers
-            .iter()
-            .filter(move |header| header.name.eq_ignore_ascii_case(name))
-            .filter_map(|header| std::str::from_utf8(header.value).ok())
-            .map(str::trim)
-    }
-
-    /// Whether a comma-separated header lists `token`, case-insensitively.
-    pub(super) fn lists(&self, name: &str, token: &str) -> bool {
-        self.all(name)
-            .flat_map(|value| value.split(','))
-            .any(|part| part.trim().eq_ignore_ascii_case(token))
+        self.0.headers().get_all(name).iter().count()
     }
 }
 
