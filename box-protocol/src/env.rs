@@ -55,13 +55,27 @@ impl Env {
     /// Parses a file with one `NAME=value` per line, optionally after `export`.
     ///
     /// A value in single quotes is literal. A value in double quotes may contain the escapes `\n`,
-    /// `\t`, `\"`, `\$` and `\\`. An unquoted value is the trimmed rest of the line, including any
-    /// `#`. The parser expands nothing. It skips empty lines, lines that start with `#`, and invalid
-    /// lines. The last value of a name counts.
+    /// `\r`, `\t`, `\"`, `\$` and `\\`. A value in quotes may have several lines. An unquoted value is
+    /// the trimmed rest of the line, including any `#`. The parser expands nothing. It skips empty
+    /// lines, lines that start with `#`, and invalid lines. The last value of a name counts.
     pub fn from_lines(text: &[u8]) -> Self {
-        let lines = text.split(|byte| *byte == b'\n');
-        let found = lines.filter_map(|line| variable(std::str::from_utf8(line).ok()?.trim()));
-        Self(found.collect())
+        let mut found = BTreeMap::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let end = rest.iter().position(|byte| *byte == b'\n');
+            let next = end.map_or(rest.len(), |end| end + 1);
+            let line = std::str::from_utf8(&rest[..end.unwrap_or(rest.len())]);
+            let read = line
+                .ok()
+                .and_then(|line| variable(line.trim(), &rest[next..]));
+            let Some((name, value, more)) = read else {
+                rest = &rest[next..];
+                continue;
+            };
+            found.insert(name, value);
+            rest = &rest[next + more..];
+        }
+        Self(found)
     }
 
     /// Returns the names, sorted.
@@ -75,7 +89,8 @@ impl Env {
     }
 }
 
-fn variable(line: &str) -> Option<(String, String)> {
+/// Parses a line; returns the name, the value, and the bytes of later lines that belong to it.
+fn variable(line: &str, later: &[u8]) -> Option<(String, String, usize)> {
     let line = match line.strip_prefix("export") {
         Some(rest) if rest.starts_with([' ', '\t']) => rest.trim_start(),
         _ => line,
@@ -86,16 +101,34 @@ fn variable(line: &str) -> Option<(String, String)> {
         return None;
     }
     let value = value.trim();
-    let value = match value.chars().next() {
-        Some(quote @ ('\'' | '"')) => unquoted(&value[1..], quote)?,
-        _ => value.to_owned(),
+    let (value, more) = match value.chars().next() {
+        Some(quote @ ('\'' | '"')) => match unquoted(&value[1..], quote) {
+            Some((value, _)) => (value, 0),
+            None => continued(&value[1..], later, quote)?,
+        },
+        _ => (value.to_owned(), 0),
     };
     check(name, &value).ok()?;
-    Some((name.to_owned(), value))
+    Some((name.to_owned(), value, more))
 }
 
-/// Returns the text before the closing quote, if only a comment follows it.
-fn unquoted(text: &str, quote: char) -> Option<String> {
+/// Returns a value in quotes that ends in a later line, and the bytes up to the end of that line.
+fn continued(start: &str, later: &[u8], quote: char) -> Option<(String, usize)> {
+    let later = match std::str::from_utf8(later) {
+        Ok(later) => later,
+        Err(error) => std::str::from_utf8(&later[..error.valid_up_to()]).ok()?,
+    };
+    let (value, after) = unquoted(&format!("{start}\n{later}"), quote)?;
+    let more = later.len().checked_sub(after)?;
+    let end = later[more..]
+        .find('\n')
+        .map_or(later.len(), |end| more + end + 1);
+    Some((value, end))
+}
+
+/// Returns the text before the closing quote, if only a comment follows it in its line, and the
+/// number of bytes after the quote.
+fn unquoted(text: &str, quote: char) -> Option<(String, usize)> {
     let mut value = String::new();
     let mut chars = text.chars();
     loop {
@@ -103,6 +136,7 @@ fn unquoted(text: &str, quote: char) -> Option<String> {
             char if char == quote => break,
             '\\' if quote == '"' => match chars.next()? {
                 'n' => value.push('\n'),
+                'r' => value.push('\r'),
                 't' => value.push('\t'),
                 char @ ('"' | '$' | '\\') => value.push(char),
                 other => value.extend(['\\', other]),
@@ -110,8 +144,9 @@ fn unquoted(text: &str, quote: char) -> Option<String> {
             char => value.push(char),
         }
     }
-    let rest = chars.as_str().trim_start();
-    (rest.is_empty() || rest.starts_with('#')).then_some(value)
+    let after = chars.as_str();
+    let rest = after.split('\n').next().unwrap_or_default().trim_start();
+    (rest.is_empty() || rest.starts_with('#')).then_some((value, after.len()))
 }
 
 fn check(name: &str, value: &str) -> Result<(), Invalid> {
@@ -205,5 +240,25 @@ mod tests {
             ]
         );
         assert!(Env::from_lines(b"").is_empty());
+    }
+
+    #[test]
+    fn a_quoted_value_may_have_several_lines() {
+        let file =
+            b"A='one\ntwo'\nB=\"x\n\\\"y\\r\" # note\nC='open\nD=4\nE='a' b'\nF=\"\xff\"\nG='\n'";
+        let env = Env::from_lines(file).into_map();
+        let found: Vec<_> = env
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("A", "one\ntwo"),
+                ("B", "x\n\"y\r"),
+                ("D", "4"),
+                ("G", "\n"),
+            ]
+        );
     }
 }

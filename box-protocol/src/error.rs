@@ -43,6 +43,12 @@ pub struct Detail {
     /// Number of boxes and items that use the object, if that is the reason of a conflict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_by: Option<u64>,
+    /// Number of bytes of input that were written, if a command did not read the rest in time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<u64>,
+    /// The last lines of a command that failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
     /// Why the box of the call has ended. A client should not repeat the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
@@ -146,11 +152,15 @@ pub fn disk_exceeded(megabytes: u64, more: &str) -> BoxError {
 pub enum Subject {
     /// A box. The default.
     Box,
-    /// A managed process.
+    /// A command.
+    Command,
+    /// A process that a gateway manages.
     Process,
     /// A shell.
     Shell,
-    /// A tenant's grant.
+    /// A file or directory of a box.
+    File,
+    /// A grant of a gateway's tenant.
     Grant,
     /// Disk space.
     Disk,

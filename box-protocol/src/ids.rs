@@ -144,6 +144,8 @@ ids! {
     ItemId, "id";
     /// Refers to an item of the catalogue by its id, its name or one of its tags.
     ItemRef, "item";
+    /// Identifies a layer: the private files of a box at one moment.
+    LayerId, "layer";
 }
 
 #[cfg(test)]

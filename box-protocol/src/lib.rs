@@ -51,7 +51,9 @@ mod time;
 pub use blob::{Blob, MAX_CHUNK_BYTES};
 pub use env::{DEFAULT_HOME, Env, default_path};
 pub use error::{BoxError, Code};
-pub use ids::{BoxId, CommandId, ConnId, ItemId, ItemRef, MAX_ID_BYTES, Name, ShellId, UploadId};
+pub use ids::{
+    BoxId, CommandId, ConnId, ItemId, ItemRef, LayerId, MAX_ID_BYTES, Name, ShellId, UploadId,
+};
 pub use invalid::Invalid;
 pub use invisible::is_invisible;
 pub use model::*;

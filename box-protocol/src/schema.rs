@@ -5,8 +5,12 @@
 //! results and chunks do not. A description states the rules that a schema cannot express, such as
 //! the length of a text in bytes.
 //!
-//! `rules` holds hand-written schemas of the types that have a hand-written decoder.
+//! `rules` holds hand-written schemas of the types that have a hand-written decoder. `openapi` and `page` write the
+//! contract for other programs and for readers, with parameters from `example`.
 
+mod example;
+mod openapi;
+mod page;
 mod rules;
 
 use box_rpc::{Action as _, Hello, HelloParams, HelloResult};
@@ -17,6 +21,9 @@ use serde_json::{Map, Value, json};
 use crate::actions::{AGENT_SCHEMAS, ALL_SCHEMAS, FileChange};
 use crate::error::{Code, Detail};
 use crate::model::{BoxProfile, BoxSpec};
+
+pub use self::openapi::{openapi, openapi_text};
+pub use self::page::page;
 
 pub(crate) use rules::{
     INSIDE, NO_NUL, NORMALIZED, NOT_BLANK, OF_HOST, RELATIVE, asked_id, code_by_status, described,

@@ -180,6 +180,9 @@ pub struct AgentInputParams {
     /// Whether to close stdin; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub close: bool,
+    /// Time in milliseconds that the command has to read `data`; as long as it runs if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
 }
 
 /// Parameters of `agent.kill`.

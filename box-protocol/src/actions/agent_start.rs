@@ -1,10 +1,8 @@
 //! Parameters and result of `agent.start`.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
-use super::{Collected, OutputMode, ReadWhy, Stdin, TerminalSize, Until, is_default};
+use super::{Collected, Displayed, OutputMode, ReadWhy, Stdin, TerminalSize, Until, is_default};
 use crate::env::Env;
 use crate::ids::{CommandId, ShellId};
 use crate::model::{CommandInfo, Exit, PerStream, Program, Role};
@@ -54,6 +52,9 @@ pub struct AgentStartParams {
     pub shell_id: Option<ShellId>,
     /// Working directory; empty for the current directory of the shell.
     pub cwd: String,
+    /// Whether the shell stays in the directory of the run; `false` if absent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub cwd_stays: bool,
     /// Whether to create a missing working directory; `false` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub make_cwd: bool,
@@ -96,6 +97,9 @@ pub struct AgentStartParams {
     /// Maximum time without a reader, in milliseconds; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detached_ms: Option<u64>,
+    /// How long the log keeps what a lost reader has not received, in milliseconds; 0 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_reader_ms: Option<u64>,
     /// How long the record is kept after the exit, in milliseconds; a negative value for the life
     /// of the box. 10 minutes if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,6 +132,7 @@ impl AgentStartParams {
             env: Env::default(),
             shell_id: None,
             cwd: cwd.into(),
+            cwd_stays: false,
             make_cwd: false,
             user: None,
             stdin: Stdin::default(),
@@ -142,6 +147,7 @@ impl AgentStartParams {
             hold: false,
             replace: false,
             detached_ms: None,
+            lost_reader_ms: None,
             retain_ms: None,
             role: Role::default(),
             note: None,
@@ -203,9 +209,9 @@ pub struct AgentCommand {
     /// The record of the command; of an `exec` only if its output is streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub info: Option<Box<CommandInfo>>,
-    /// Values that an ended run displayed, by media type, in order.
+    /// Values that an ended run displayed, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub shown: Vec<BTreeMap<String, String>>,
+    pub shown: Vec<Displayed>,
 }
 
 impl AgentCommand {

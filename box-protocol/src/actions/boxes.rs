@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::{AttachOptions, CommandChunk, OnDisconnect, actions, is_default};
 use crate::ids::{BoxId, Name};
 use crate::model::{
-    Adjusted, BoxExecutionResult, BoxInfo, BoxMountSpec, BoxState, DefaultsChange, Labels,
-    LifetimeChange, NetworkPolicy, Program, SpecDraft, World,
+    Adjusted, BoxExecutionResult, BoxInfo, BoxMountSpec, BoxState, DefaultsChange, GatewayName,
+    Labels, LifetimeChange, NetworkPolicy, Program, SpecDraft,
 };
 use crate::note::Note;
 use crate::time::UnixMs;
@@ -19,7 +19,7 @@ actions! {
     /// `fail`), `capacity`, `unavailable` (names the missing primitive), `unsupported`.
     BoxCreate = "box.create": BoxCreateParams => BoxCreateResult;
 
-    /// Returns the record of a box in any state. Errors: `not_found`.
+    /// Returns the record of a box in any state, by its id or by its name. Errors: `not_found`.
     BoxGet = "box.get": BoxGetParams => BoxGetResult;
 
     /// Lists the caller's boxes in any state.
@@ -76,6 +76,27 @@ pub struct BoxCreateParams {
     /// How to treat an existing box with this id; `reuse` if absent.
     #[serde(default)]
     pub if_exists: IfExists,
+    /// Whether the policy layer has filled in the template of the spec; `false` if absent. The
+    /// service sets it, whatever a caller sends.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub template_applied: bool,
+    /// Whether a box that cannot start stays, with the state `failed` and the reason; `false` if
+    /// absent. The call gets the error in either case. The runtime deletes such a box after its
+    /// idle time, at the latest after an hour.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub keep_failed: bool,
+}
+
+impl BoxCreateParams {
+    /// Creates this box, or returns the existing one.
+    pub fn new(spec: SpecDraft) -> Self {
+        Self {
+            spec,
+            if_exists: IfExists::default(),
+            template_applied: false,
+            keep_failed: false,
+        }
+    }
 }
 
 /// Result of `box.create`.
@@ -110,12 +131,41 @@ pub struct EarlierBox {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BoxGetParams {
-    /// The box.
-    pub box_id: BoxId,
+    /// The id of the box; absent with `name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub box_id: Option<BoxId>,
+    /// The name of a box of the caller; absent with `box_id`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Name>,
+    /// The gateway that the name belongs to; `native` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<GatewayName>,
     /// Whether to include information from inside the box; `false` if absent. The call does not
     /// wake the box and does not count as activity.
     #[serde(default)]
     pub guest: bool,
+}
+
+impl BoxGetParams {
+    /// The box with this id.
+    pub fn new(box_id: BoxId) -> Self {
+        Self {
+            box_id: Some(box_id),
+            name: None,
+            gateway: None,
+            guest: false,
+        }
+    }
+
+    /// The caller's box with this name.
+    pub fn named(gateway: GatewayName, name: Name) -> Self {
+        Self {
+            box_id: None,
+            name: Some(name),
+            gateway: Some(gateway),
+            guest: false,
+        }
+    }
 }
 
 /// Result of `box.get`.
@@ -159,7 +209,7 @@ pub struct GuestInfo {
 pub struct BoxListParams {
     /// Only boxes created through this gateway; any if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub world: Option<World>,
+    pub gateway: Option<GatewayName>,
     /// Only the box with this name; any if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
@@ -314,6 +364,10 @@ pub struct BoxExecParams {
     /// The program to run instead of `spec.cmd`, which is a text for the shell of the box.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Program>,
+    /// Whether the policy layer has filled in the template of the spec; `false` if absent. The
+    /// service sets it, whatever a caller sends.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub template_applied: bool,
     /// What a timeout ends; `kill` if absent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_timeout: OnTimeout,
@@ -331,6 +385,7 @@ impl BoxExecParams {
         Self {
             spec,
             program: None,
+            template_applied: false,
             on_timeout: OnTimeout::default(),
             on_disconnect: OnDisconnect::default(),
             attach: None,
@@ -351,7 +406,7 @@ pub struct BoxStatsParams {
 }
 
 /// Resource usage of a box. A member is `null` if the machine does not report it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct BoxStatsResult {
@@ -359,8 +414,15 @@ pub struct BoxStatsResult {
     pub at: UnixMs,
     /// CPU time since the box was created, in microseconds.
     pub cpu_us: Option<u64>,
+    /// CPU use since the previous sample that any caller took, in percent of one CPU. The first
+    /// sample counts from the creation of the box.
+    pub cpu_percent: Option<f64>,
+    /// Number of CPUs that the box may use.
+    pub cpus: Option<f64>,
     /// Memory in use, in bytes.
     pub memory_bytes: Option<u64>,
+    /// Part of the memory in use that the kernel can free: cached files, in bytes.
+    pub memory_cache_bytes: Option<u64>,
     /// Memory limit, in bytes.
     pub memory_limit_bytes: Option<u64>,
     /// Number of processes and threads.
@@ -369,6 +431,8 @@ pub struct BoxStatsResult {
     /// a disk are in memory and also count there. `null` if the workspace is writable and has no
     /// quota.
     pub disk_bytes: Option<u64>,
+    /// Limit of `disk_bytes`.
+    pub disk_limit_bytes: Option<u64>,
     /// Size of the private files alone, in bytes.
     pub private_bytes: Option<u64>,
     /// Limit of the private files, in bytes.
@@ -436,8 +500,9 @@ pub struct BoxEvent {
     pub at: UnixMs,
     /// The box.
     pub box_id: BoxId,
-    /// One of `started`, `degraded`, `paused`, `resumed`, `stopped`, `oom`, `timeout`, `failed`,
-    /// `adopted`, `unreachable`, `expired`, `deleted`, `unstopped`. Later versions may add kinds.
+    /// One of `started`, `degraded`, `paused`, `resumed`, `stopped`, `rolled_back`, `oom`,
+    /// `timeout`, `failed`, `adopted`, `unreachable`, `expired`, `deleted`, `unstopped`. Later
+    /// versions may add kinds.
     pub kind: String,
     /// Description for people.
     #[serde(default)]

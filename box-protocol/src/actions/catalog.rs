@@ -120,7 +120,7 @@ impl CatalogListParams {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CatalogListResult {
-    /// The items, sorted by id, without `size_bytes`.
+    /// The items, sorted by id, without the `size_bytes` of volumes.
     pub items: Vec<CatalogItem>,
     /// The value of `after` for the next page; absent on the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

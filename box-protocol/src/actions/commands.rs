@@ -138,6 +138,12 @@ pub struct CommandStartParams {
     /// Maximum time without a reader, in milliseconds; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detached_ms: Option<u64>,
+    /// How long the log keeps what a lost reader has not received, in milliseconds; 0 if absent.
+    ///
+    /// Meanwhile a command whose log is full waits. A reader is lost if its connection breaks or its
+    /// call is cancelled; one that attaches at an offset takes its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_reader_ms: Option<u64>,
     /// What happens when the caller disconnects; `kill` if absent.
     #[serde(default)]
     pub on_disconnect: OnDisconnect,
@@ -182,6 +188,7 @@ impl CommandStartParams {
             hold: false,
             timeout_ms: None,
             detached_ms: None,
+            lost_reader_ms: None,
             on_disconnect: OnDisconnect::Kill,
             retain_ms: None,
             log_bytes: None,
@@ -247,6 +254,21 @@ pub struct CommandAttachParams {
     pub pty: Option<TerminalSize>,
 }
 
+impl CommandAttachParams {
+    /// Reads the text of a command from the start to its exit.
+    pub fn new(box_id: BoxId, command_id: CommandId) -> Self {
+        Self {
+            box_id,
+            command_id,
+            from: ReadFrom::default(),
+            view: View::default(),
+            until: Until::default(),
+            exclusive: None,
+            pty: None,
+        }
+    }
+}
+
 /// Result of `command.attach`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -270,6 +292,22 @@ pub struct CommandListParams {
     /// `true` for running commands only, `false` for ended ones only; both if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<bool>,
+    /// Only commands with this process id inside the box; any if absent. A run in a shell has the
+    /// process id of its shell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+}
+
+impl CommandListParams {
+    /// All commands of a box.
+    pub fn new(box_id: BoxId) -> Self {
+        Self {
+            box_id,
+            role: None,
+            running: None,
+            pid: None,
+        }
+    }
 }
 
 /// Result of `command.list`.
@@ -298,6 +336,26 @@ pub struct CommandInputParams {
     /// Whether to close stdin; `false` if absent.
     #[serde(default)]
     pub close: bool,
+    /// Time in milliseconds that the command has to read `data`; as long as it runs if absent.
+    ///
+    /// After it, the call fails with `timeout`. `detail.accepted` is the number of bytes that were written; the agent
+    /// writes no more of them, and does not close stdin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
+}
+
+impl CommandInputParams {
+    /// Writes nothing yet.
+    pub fn new(box_id: BoxId, command_id: CommandId) -> Self {
+        Self {
+            box_id,
+            command_id,
+            size: None,
+            data: None,
+            close: false,
+            wait_ms: None,
+        }
+    }
 }
 
 /// Result of `command.input`.
@@ -327,6 +385,19 @@ pub struct CommandKillParams {
     /// Whether to delete the record of the command after its exit; `false` if absent.
     #[serde(default)]
     pub forget: bool,
+}
+
+impl CommandKillParams {
+    /// Kills a command with its process tree.
+    pub fn new(box_id: BoxId, command_id: CommandId) -> Self {
+        Self {
+            box_id,
+            command_id,
+            signal: kill_signal(),
+            grace_ms: None,
+            forget: false,
+        }
+    }
 }
 
 pub(super) fn kill_signal() -> String {

@@ -19,12 +19,13 @@ actions! {
 
 file_params! {
     /// Parameters of `file.list`.
-    FileListParams {
+    FileListParams (
         /// The directory.
         path: String,
+    ) {
         /// Number of levels to list; 1, the directory itself, if absent.
         #[serde(default = "one")]
-        depth: u32,
+        depth: u32 = 1,
         /// Whether to include names that start with a dot; `false` if absent.
         #[serde(default)]
         hidden: bool,
@@ -40,11 +41,12 @@ file_params! {
     }
 
     /// Parameters of `file.find`.
-    FileFindParams {
+    FileFindParams (
         /// The directory to search.
         path: String,
         /// The glob pattern.
         glob: String,
+    ) {
         /// What the pattern must match; `path` if absent.
         #[serde(default)]
         r#match: GlobMatch,
@@ -63,11 +65,12 @@ file_params! {
     }
 
     /// Parameters of `file.grep`.
-    FileGrepParams {
+    FileGrepParams (
         /// The file or directory to search.
         path: String,
         /// The regular expression.
         pattern: String,
+    ) {
         /// Whether the pattern is plain text instead of a regular expression; `false` if absent.
         #[serde(default)]
         fixed: bool,
@@ -163,6 +166,9 @@ pub struct FileGrepResult {
     pub matches: u64,
     /// Number of files with a match.
     pub files: u64,
+    /// Number of files that the agent searched.
+    #[serde(default)]
+    pub files_searched: u64,
     /// Whether more lines match.
     pub truncated: bool,
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use box_rpc::Empty;
 use serde::{Deserialize, Serialize};
 
-use super::{AttachOptions, CommandChunk, CommandStartResult, actions};
+use super::{AttachOptions, CommandChunk, CommandStartResult, actions, is_default};
 use crate::blob::Blob;
 use crate::error::Code;
 use crate::ids::{CommandId, UploadId};
@@ -39,7 +39,7 @@ actions! {
     FileRemove = "file.remove": FileRemoveParams => Empty;
 
     /// Creates a directory and its parents. An existing directory is not an error.
-    FileMkdir = "file.mkdir": FileMkdirParams => Empty;
+    FileMkdir = "file.mkdir": FileMkdirParams => FileMkdirResult;
 
     /// Changes mode and owner.
     FileAttributes = "file.attributes": FileAttributesParams => FileStatInfo;
@@ -59,9 +59,12 @@ actions! {
     FileUnpack = "file.unpack": FileUnpackParams => FileTreeResult;
 }
 
-/// Declares parameters of `file.*` actions: the common members and their own.
+/// Declares parameters of `file.*` actions: the common members, then in parentheses the required
+/// ones, then the optional ones with their defaults.
 macro_rules! file_params {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$attribute:meta])* $field:ident: $kind:ty,)* })*) => {$(
+    ($($(#[$doc:meta])* $name:ident (
+        $($(#[$required_attribute:meta])* $required:ident: $required_kind:ty,)*
+    ) { $($(#[$attribute:meta])* $field:ident: $kind:ty $(= $default:expr)?,)* })*) => {$(
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -75,17 +78,37 @@ macro_rules! file_params {
             /// Whether to expand `~`, `$VAR` and relative paths; `false` if absent.
             #[serde(default)]
             pub expand: bool,
+            $($(#[$required_attribute])* pub $required: $required_kind,)*
             $($(#[$attribute])* pub $field: $kind,)*
         }
+
+        impl $name {
+            /// The required parameters; the others have their defaults.
+            pub fn new(
+                box_id: $crate::ids::BoxId,
+                $($required: impl Into<$required_kind>,)*
+            ) -> Self {
+                Self {
+                    box_id,
+                    user: None,
+                    expand: false,
+                    $($required: $required.into(),)*
+                    $($field: $crate::actions::files::file_params!(@default $($default)?),)*
+                }
+            }
+        }
     )*};
+    (@default) => { Default::default() };
+    (@default $default:expr) => { $default };
 }
 pub(super) use file_params;
 
 file_params! {
     /// Parameters of `file.read`.
-    FileReadParams {
+    FileReadParams (
         /// The file.
         path: String,
+    ) {
         /// The part to read; the whole file if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         part: Option<FilePart>,
@@ -95,11 +118,12 @@ file_params! {
     }
 
     /// Parameters of `file.write`.
-    FileWriteParams {
+    FileWriteParams (
         /// The file.
         path: String,
         /// The content, or a piece of it.
         data: Blob,
+    ) {
         /// Whether to append to the file instead of replacing it; `false` if absent.
         #[serde(default)]
         append: bool,
@@ -121,28 +145,38 @@ file_params! {
         /// Required etag of the existing file; any if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         if_match: Option<String>,
+        /// Extended attributes of the file, by name without the namespace `user`; none if absent. At most 4 KiB
+        /// together.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        xattrs: BTreeMap<String, String>,
         /// Position of the piece in an upload; absent if `data` is the whole content.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         upload: Option<UploadPiece>,
     }
 
     /// Parameters of `file.stat`.
-    FileStatParams {
+    FileStatParams (
         /// The paths.
         paths: Vec<String>,
+    ) {
         /// Whether to follow symbolic links; `false` if absent.
         #[serde(default)]
         follow: bool,
     }
 
     /// Parameters of `file.replace`.
-    FileReplaceParams {
+    FileReplaceParams (
         /// The file.
         path: String,
         /// The text to replace; empty with `insert_line`.
         old: String,
         /// The replacement.
         new: String,
+    ) {
+        /// Required number of occurrences of `old` in the file; any if absent. Another number is a
+        /// `conflict`, and the file stays.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expect: Option<u64>,
         /// Whether to replace only the first occurrence; `false` if absent.
         #[serde(default)]
         first_only: bool,
@@ -152,11 +186,12 @@ file_params! {
     }
 
     /// Parameters of `file.move`.
-    FileMoveParams {
+    FileMoveParams (
         /// The source path.
         src: String,
         /// The destination path.
         dest: String,
+    ) {
         /// Whether to copy instead of moving; `false` if absent.
         #[serde(default)]
         keep_source: bool,
@@ -169,9 +204,10 @@ file_params! {
     }
 
     /// Parameters of `file.remove`.
-    FileRemoveParams {
+    FileRemoveParams (
         /// The paths to remove.
         paths: Vec<String>,
+    ) {
         /// Whether to remove directories with their contents; `false` if absent.
         #[serde(default)]
         recursive: bool,
@@ -181,9 +217,10 @@ file_params! {
     }
 
     /// Parameters of `file.mkdir`.
-    FileMkdirParams {
+    FileMkdirParams (
         /// The directory.
         path: String,
+    ) {
         /// Permission bits; the default if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mode: Option<u32>,
@@ -196,9 +233,10 @@ file_params! {
     }
 
     /// Parameters of `file.attributes`. Absent attributes stay unchanged.
-    FileAttributesParams {
+    FileAttributesParams (
         /// The file or directory.
         path: String,
+    ) {
         /// Permission bits.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mode: Option<u32>,
@@ -211,9 +249,10 @@ file_params! {
     }
 
     /// Parameters of `file.watch`.
-    FileWatchParams {
+    FileWatchParams (
         /// A directory with its entries, or one file by name. A replaced file stays watched.
         path: String,
+    ) {
         /// Whether to watch all subdirectories; `false` if absent. Symbolic links are not followed.
         #[serde(default)]
         recursive: bool,
@@ -227,22 +266,24 @@ file_params! {
     }
 
     /// Parameters of `file.pack`.
-    FilePackParams {
+    FilePackParams (
         /// The file or directory.
         path: String,
+    ) {
         /// Limits of the archive; only those of the server if absent.
         #[serde(default)]
         caps: TreeCaps,
     }
 
     /// Parameters of `file.unpack`.
-    FileUnpackParams {
+    FileUnpackParams (
         /// The destination directory.
         path: String,
         /// A piece of the archive.
         data: Blob,
         /// Position of the piece in the upload.
         upload: UploadPiece,
+    ) {
         /// Limits of the archive; only those of the server if absent.
         #[serde(default)]
         caps: TreeCaps,
@@ -260,6 +301,12 @@ pub struct FileChange {
     /// The previous path of a moved file; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// Whether the content changed, or a new file may have content already; `false` if absent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub content: bool,
+    /// Whether the attributes changed, or a new file got them before its name; `false` if absent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attributes: bool,
     /// When the agent observed the change.
     pub at: UnixMs,
 }
@@ -272,7 +319,7 @@ pub enum ChangeKind {
     /// The path was created, moved in, or replaced. Entries of a new directory are reported at
     /// least once and may be reported twice.
     Created,
-    /// The content or the attributes changed.
+    /// The content or the attributes changed; `content` and `attributes` say which.
     Changed,
     /// The path was removed, or moved to an unwatched place.
     Removed,
@@ -389,13 +436,26 @@ pub struct FileStatInfo {
     pub owner: String,
     /// The group.
     pub group: String,
+    /// Id of the owner inside the box.
+    #[serde(default)]
+    pub uid: u32,
+    /// Id of the group inside the box.
+    #[serde(default)]
+    pub gid: u32,
     /// When the content was last modified.
     pub modified_at: UnixMs,
+    /// When the file was created; absent if its file system does not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<UnixMs>,
     /// A tag that changes when the file changes.
     pub etag: String,
     /// The target of a symbolic link; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// Extended attributes with a text, by name without the namespace `user`. Absent if the file has none, or more than
+    /// 4 KiB together.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub xattrs: BTreeMap<String, String>,
 }
 
 /// Result of `file.stat`.
@@ -428,6 +488,15 @@ pub struct FileError {
     /// Name of the system error; absent if the system did not report one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errno: Option<String>,
+}
+
+/// Result of `file.mkdir`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct FileMkdirResult {
+    /// Whether the call created the directory; `false` if it existed.
+    pub created: bool,
 }
 
 /// Result of `file.replace`.

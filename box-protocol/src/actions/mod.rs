@@ -16,6 +16,7 @@ mod agent_output;
 mod agent_start;
 mod boxes;
 mod catalog;
+mod changes;
 mod commands;
 mod file_search;
 mod files;
@@ -24,6 +25,7 @@ mod ordering;
 mod output;
 mod ports;
 mod shells;
+mod snapshots;
 mod system;
 
 pub use agent::*;
@@ -33,6 +35,7 @@ pub use agent_output::*;
 pub use agent_start::*;
 pub use boxes::*;
 pub use catalog::*;
+pub use changes::*;
 pub use commands::*;
 pub use file_search::*;
 pub use files::*;
@@ -41,6 +44,7 @@ pub use ordering::{OrderKey, Ordered};
 pub use output::*;
 pub use ports::*;
 pub use shells::*;
+pub use snapshots::*;
 pub use system::*;
 
 /// Declares actions: `Type = "name": Params => Result;`, with `| Chunk` if the action streams.
@@ -101,6 +105,8 @@ names! {
     ALL_ACTIONS, ALL_SCHEMAS:
     SystemHealth SystemStatus SystemConfigure SystemShutdown
     BoxCreate BoxGet BoxList BoxUpdate BoxTransition BoxDelete BoxExec BoxStats BoxEvents
+    BoxDiff BoxApply BoxDiscard
+    BoxSnapshot BoxFork BoxCheckpoint BoxRollback SnapshotExport
     CommandStart CommandAttach CommandGet CommandList CommandInput CommandKill
     ShellCreate ShellRun ShellList ShellDelete
     FileRead FileWrite FileStat FileList FileFind FileGrep FileReplace FileMove FileRemove FileMkdir

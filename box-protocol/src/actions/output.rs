@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use super::is_default;
 use crate::blob::Blob;
 use crate::json_string::JsonString;
 use crate::model::{CommandInfo, PerStream};
@@ -129,10 +130,30 @@ pub enum CommandChunk {
     Bytes(OutputPiece<Blob>),
     /// Output that the log has dropped.
     Gap(OutputGap),
-    /// A value that a Python or JavaScript run displayed, by media type: the value of its last
-    /// expression, or the argument of `display`. Sent after all output, to every reader that
-    /// reaches the end.
-    Display(BTreeMap<String, String>),
+    /// A value that a Python or JavaScript run displayed. Sent after all output, to every reader
+    /// that reaches the end.
+    Display(Displayed),
+}
+
+/// A value that a run displayed: of its last expression, of `display`, or an open figure.
+///
+/// The values of a run have at most 10 MiB as JSON. A value beyond says which of its formats are omitted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Displayed {
+    /// The value by media type. Binary data is base64.
+    pub data: BTreeMap<String, String>,
+    /// Whether this is the value of the last expression; `false` if absent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub main: bool,
+}
+
+impl Displayed {
+    /// Returns the size of the value in bytes.
+    pub fn bytes(&self) -> usize {
+        let members = self.data.iter();
+        members.map(|(kind, data)| kind.len() + data.len()).sum()
+    }
 }
 
 /// A piece of output.

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttachOptions, CommandChunk, CommandStartResult, OutputMode, Stdin, actions};
+use super::{
+    AttachOptions, CommandChunk, CommandStartResult, OnDisconnect, OutputMode, Stdin, actions,
+    is_default,
+};
 use crate::env::Env;
 use crate::ids::{BoxId, CommandId, ShellId};
 use crate::note::Note;
@@ -76,6 +79,23 @@ pub struct ShellCreateParams {
     pub note: Option<Note>,
 }
 
+impl ShellCreateParams {
+    /// A Bash shell with default settings.
+    pub fn new(box_id: BoxId) -> Self {
+        Self {
+            box_id,
+            shell_id: None,
+            language: Language::default(),
+            cwd: None,
+            env: Env::new(),
+            output: OutputMode::default(),
+            persist: true,
+            idle_ms: None,
+            note: None,
+        }
+    }
+}
+
 fn yes() -> bool {
     true
 }
@@ -125,6 +145,9 @@ pub struct ShellInfo {
     /// The previous run; absent before the first one has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<CommandId>,
+    /// Number of runs that the shell has begun to execute.
+    #[serde(default)]
+    pub executions: u64,
     /// When the shell was created.
     pub created_at: UnixMs,
     /// When the shell last executed a run.
@@ -135,7 +158,7 @@ pub struct ShellInfo {
 }
 
 /// Parameters of `shell.run`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ShellRunParams {
@@ -151,6 +174,10 @@ pub struct ShellRunParams {
     /// Working directory of this run; that of the shell if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
+    /// Whether the shell stays in the directory of this run; `false` if absent: the shell returns
+    /// to its own directory.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub cwd_stays: bool,
     /// Environment variables of this run.
     #[serde(default)]
     pub env: Env,
@@ -160,9 +187,49 @@ pub struct ShellRunParams {
     /// Maximum run time in milliseconds; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
+    /// Maximum time without a reader, in milliseconds, from the start of the run; unlimited if
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detached_ms: Option<u64>,
+    /// What happens when the caller disconnects; `kill` if absent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub on_disconnect: OnDisconnect,
+    /// How long the record is kept after the exit, in milliseconds; -1 for the life of the box. The
+    /// server's setting if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retain_ms: Option<i64>,
+    /// Size of the output log in bytes, as in `command.start`; 1 MiB if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_bytes: Option<u64>,
+    /// Data of the gateway, stored with the run and returned unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<Note>,
     /// How to stream the output; the call returns after the start if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach: Option<AttachOptions>,
+}
+
+impl ShellRunParams {
+    /// Runs a text in a shell with default settings.
+    pub fn new(box_id: BoxId, shell_id: ShellId, text: impl Into<String>) -> Self {
+        Self {
+            box_id,
+            shell_id,
+            command_id: None,
+            text: text.into(),
+            cwd: None,
+            cwd_stays: false,
+            env: Env::new(),
+            stdin: Stdin::Closed,
+            timeout_ms: None,
+            detached_ms: None,
+            on_disconnect: OnDisconnect::Kill,
+            retain_ms: None,
+            log_bytes: None,
+            note: None,
+            attach: None,
+        }
+    }
 }
 
 /// Parameters of `shell.list`.

@@ -46,7 +46,7 @@ fn accepts<A: Action>(params: Value) {
 #[test]
 fn the_contract_is_closed() {
     // The list does not include `hello`.
-    assert_eq!(ALL_ACTIONS.len(), 54);
+    assert_eq!(ALL_ACTIONS.len(), 62);
     let names: BTreeSet<_> = ALL_ACTIONS.iter().chain(AGENT_ACTIONS).collect();
     assert_eq!(names.len(), ALL_ACTIONS.len() + AGENT_ACTIONS.len());
     for name in names {
@@ -69,6 +69,14 @@ fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     accepts::<BoxDelete>(json!({"box_id": s}));
     accepts::<BoxStats>(json!({"box_id": s}));
     accepts::<BoxEvents>(json!({}));
+    accepts::<BoxDiff>(json!({"box_id": "s"}));
+    accepts::<BoxApply>(json!({"box_id": "s"}));
+    accepts::<BoxDiscard>(json!({"box_id": "s"}));
+    accepts::<BoxSnapshot>(json!({"box_id": s, "name": "n", "tags": ["t"]}));
+    accepts::<BoxFork>(json!({"box_id": s, "count": 2, "prefix": "p"}));
+    accepts::<BoxCheckpoint>(json!({"box_id": s}));
+    accepts::<BoxRollback>(json!({"box_id": s, "name": "n"}));
+    accepts::<SnapshotExport>(json!({"snapshot": "n"}));
     accepts::<CommandStart>(json!({"box_id": s, "program": {"text": "ls"}}));
     accepts::<CommandAttach>(json!({"box_id": s, "command_id": "c", "from": {"tail": 10}}));
     accepts::<CommandGet>(json!({"box_id": s, "command_id": "c"}));
@@ -98,6 +106,7 @@ fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     accepts::<PortSend>(json!({"box_id": s, "conn_id": "c"}));
     accepts::<PortShare>(json!({"box_id": s, "port": 80, "for_ms": 1000}));
     accepts::<CatalogPut>(json!({"name": "v", "content": {"volume": {"size_mb": 64}}}));
+    accepts::<CatalogPut>(json!({"name": "p", "content": {"pool": {"template": "t", "size": 2}}}));
     accepts::<CatalogGet>(json!({"kind": "volume", "item": "v"}));
     accepts::<CatalogList>(json!({"kind": "template", "limit": 5, "state": ["ready"]}));
     accepts::<CatalogUpdate>(json!({"kind": "volume", "item": "v", "labels": {"a": null},
@@ -202,9 +211,11 @@ fn chunks_are_objects_named_after_their_kind() {
         bytes: 2,
     };
     round_trip(&CommandChunk::Gap(gap));
-    round_trip(&CommandChunk::Display(
-        [("text/plain".to_owned(), "1".to_owned())].into(),
-    ));
+    let data = [("text/plain".to_owned(), "1".to_owned())].into();
+    assert_eq!(
+        round_trip(&CommandChunk::Display(Displayed { data, main: true })),
+        json!({"display": {"data": {"text/plain": "1"}, "main": true}})
+    );
     assert_eq!(
         round_trip(&AgentChunk::Started { pid: 7, info: None }),
         json!({"started": {"pid": 7}})

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::CatalogKind;
-use crate::ids::Name;
+use crate::ids::{ItemRef, Name};
 use crate::invalid::Invalid;
 use crate::model::{SpecDraft, few};
 
@@ -19,9 +19,12 @@ pub const MIN_VOLUME_MB: u64 = 16;
 /// Largest size of a volume, in MiB.
 pub const MAX_VOLUME_MB: u64 = 8 << 20;
 
+/// Largest number of boxes that a pool keeps ready.
+pub const MAX_POOL_SIZE: u32 = 64;
+
 /// The requested properties of an item, by kind.
 ///
-/// `image.pull` and `box.snapshot` create the other kinds.
+/// `image.pull` makes images, and `box.snapshot` makes snapshots of boxes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -30,6 +33,10 @@ pub enum ItemDraft {
     Volume(VolumeDraft),
     /// A partial spec.
     Template(Box<TemplateDraft>),
+    /// Boxes that the server starts in advance.
+    Pool(Box<PoolDraft>),
+    /// A snapshot of an image, without files of its own.
+    Snapshot(SnapshotDraft),
 }
 
 impl ItemDraft {
@@ -38,6 +45,8 @@ impl ItemDraft {
         match self {
             Self::Volume(_) => CatalogKind::Volume,
             Self::Template(_) => CatalogKind::Template,
+            Self::Pool(_) => CatalogKind::Pool,
+            Self::Snapshot(_) => CatalogKind::Snapshot,
         }
     }
 
@@ -46,6 +55,11 @@ impl ItemDraft {
         match self {
             Self::Volume(volume) => check_size(volume.size_mb),
             Self::Template(template) => template.spec.check_template(),
+            Self::Pool(pool) => check_pool(Some(pool.size), Some(pool.max_age_sec)),
+            Self::Snapshot(snapshot) if snapshot.image.trim().is_empty() => {
+                Err(Invalid::new("image", "must not be empty"))
+            }
+            Self::Snapshot(_) => Ok(()),
         }
     }
 }
@@ -75,9 +89,53 @@ impl Default for VolumeDraft {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TemplateDraft {
-    /// The fields of a spec that a request leaves unset. `box_id`, `name` and `cmd` are not among
-    /// them.
+    /// The fields of a spec that a request leaves unset. `box_id`, `name`, `cmd`,
+    /// `template` and `pool` are not among them.
     pub spec: SpecDraft,
+}
+
+/// The requested properties of a snapshot of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotDraft {
+    /// The image, which the server pulls if it does not have it; `host` for the system directories
+    /// of the machine. If the pull fails, the item stays, with the state `failed` and the reason.
+    pub image: String,
+}
+
+/// The requested properties of a pool.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct PoolDraft {
+    /// The template of its boxes, by id, name or tag.
+    pub template: ItemRef,
+    /// Number of boxes to keep ready: 1 to 64.
+    pub size: u32,
+    /// Age at which a waiting box is replaced, in seconds, at least 1; 3600 if absent.
+    #[serde(default = "max_age")]
+    pub max_age_sec: u64,
+    /// The spec of its boxes, as the policy layer has decided it. The service sets it, whatever a
+    /// caller sends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Box<SpecDraft>>,
+}
+
+impl PoolDraft {
+    /// A pool of this many boxes of a template.
+    pub fn new(template: ItemRef, size: u32) -> Self {
+        Self {
+            template,
+            size,
+            max_age_sec: max_age(),
+            spec: None,
+        }
+    }
+}
+
+fn max_age() -> u64 {
+    3600
 }
 
 /// Changes of an item, by kind. Absent members stay unchanged.
@@ -89,6 +147,8 @@ pub enum ItemChange {
     Volume(VolumeChange),
     /// The new spec of a template, which replaces the old one.
     Template(Box<TemplateDraft>),
+    /// Changes of a pool.
+    Pool(Box<PoolChange>),
 }
 
 impl ItemChange {
@@ -97,6 +157,7 @@ impl ItemChange {
         match self {
             Self::Volume(_) => CatalogKind::Volume,
             Self::Template(_) => CatalogKind::Template,
+            Self::Pool(_) => CatalogKind::Pool,
         }
     }
 
@@ -105,8 +166,33 @@ impl ItemChange {
         match self {
             Self::Volume(volume) => volume.size_mb.map_or(Ok(()), check_size),
             Self::Template(template) => template.spec.check_template(),
+            Self::Pool(pool) => check_pool(pool.size, pool.max_age_sec),
         }
     }
+}
+
+/// Changes of a pool.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct PoolChange {
+    /// The new template of its boxes, by id, name or tag.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<ItemRef>,
+    /// The new number of boxes to keep ready: 1 to 64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u32>,
+    /// The new age at which a waiting box is replaced, in seconds, at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_age_sec: Option<u64>,
+    /// The spec of its boxes, as the policy layer has decided it. The service sets it, whatever a
+    /// caller sends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Box<SpecDraft>>,
+    /// Why the policy layer refuses the boxes of the pool. The service sets it, whatever a caller
+    /// sends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// Changes of a volume.
@@ -128,6 +214,17 @@ fn check_size(size_mb: u64) -> Result<(), Invalid> {
     }
     let rule = format!("must be within {MIN_VOLUME_MB} and {MAX_VOLUME_MB}, not {size_mb}");
     Err(Invalid::new("size_mb", rule))
+}
+
+fn check_pool(size: Option<u32>, max_age_sec: Option<u64>) -> Result<(), Invalid> {
+    if let Some(size) = size.filter(|size| !(1..=MAX_POOL_SIZE).contains(size)) {
+        let rule = format!("must be within 1 and {MAX_POOL_SIZE}, not {size}");
+        return Err(Invalid::new("size", rule));
+    }
+    if max_age_sec == Some(0) {
+        return Err(Invalid::new("max_age_sec", "must be greater than 0"));
+    }
+    Ok(())
 }
 
 /// Checks the number of tags.

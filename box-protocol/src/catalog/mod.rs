@@ -9,13 +9,14 @@ mod draft;
 use serde::{Deserialize, Serialize};
 
 use crate::actions::is_default;
-use crate::ids::{BoxId, ItemId, Name};
+use crate::ids::{BoxId, ItemId, LayerId, Name};
 use crate::model::{Labels, SpecDraft};
 use crate::time::UnixMs;
 
 pub use draft::{
-    DEFAULT_VOLUME_MB, ItemChange, ItemDraft, MAX_TAGS, MAX_VOLUME_MB, MIN_VOLUME_MB,
-    TemplateDraft, VolumeChange, VolumeDraft, check_tags,
+    DEFAULT_VOLUME_MB, ItemChange, ItemDraft, MAX_POOL_SIZE, MAX_TAGS, MAX_VOLUME_MB,
+    MIN_VOLUME_MB, PoolChange, PoolDraft, SnapshotDraft, TemplateDraft, VolumeChange, VolumeDraft,
+    check_tags,
 };
 
 /// The kind of an item.
@@ -121,7 +122,10 @@ impl CatalogItem {
     pub fn source_box(&self) -> Option<&BoxId> {
         match &self.content {
             ItemContent::Snapshot(snapshot) => snapshot.source_box.as_ref(),
-            ItemContent::Volume(_) | ItemContent::Template(_) => None,
+            ItemContent::Image(_)
+            | ItemContent::Volume(_)
+            | ItemContent::Template(_)
+            | ItemContent::Pool(_) => None,
         }
     }
 
@@ -136,23 +140,43 @@ impl CatalogItem {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ItemContent {
+    /// A root file system. `image.*` makes and removes it.
+    Image(ImageContent),
     /// A directory that outlives boxes.
     Volume(VolumeContent),
     /// A partial spec.
     Template(Box<TemplateContent>),
     /// The files of a box at one moment.
     Snapshot(SnapshotContent),
+    /// Boxes that the server starts in advance.
+    Pool(PoolContent),
 }
 
 impl ItemContent {
     /// Returns the kind.
     pub fn kind(&self) -> CatalogKind {
         match self {
+            Self::Image(_) => CatalogKind::Image,
             Self::Volume(_) => CatalogKind::Volume,
             Self::Template(_) => CatalogKind::Template,
             Self::Snapshot(_) => CatalogKind::Snapshot,
+            Self::Pool(_) => CatalogKind::Pool,
         }
     }
+}
+
+/// The properties of an image. All callers of a server share its images.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct ImageContent {
+    /// Digest of the manifest.
+    pub digest: String,
+    /// The full names: `REGISTRY/REPOSITORY:TAG`.
+    pub names: Vec<String>,
+    /// The platform, for example `linux/amd64`; absent if the image names none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
 }
 
 /// The properties of a volume.
@@ -186,9 +210,32 @@ pub struct SnapshotContent {
     /// The box that it was taken of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_box: Option<BoxId>,
-    /// The image below it; the system directories of the machine if absent.
+    /// The image below it, by its digest; the system directories of the machine if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// Number of files, directories and links in all its layers.
+    pub entries: u64,
+    /// How long the processes of the box were paused, in milliseconds.
+    #[serde(skip_serializing_if = "is_default")]
+    pub paused_ms: u64,
+    /// Its layers, the topmost first. Snapshots and boxes share them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerId>,
+}
+
+/// The properties of a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PoolContent {
+    /// The id of the template of its boxes.
+    pub template: ItemId,
+    /// Number of boxes to keep ready.
+    pub size: u32,
+    /// Age at which a waiting box is replaced, in seconds.
+    pub max_age_sec: u64,
+    /// Number of boxes that are ready.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ready: u64,
 }
 
 #[cfg(test)]

@@ -22,10 +22,18 @@ fn an_item_decodes_with_minimal_and_full_members() {
             CatalogKind::Template,
             json!({"template": {"spec": {"memory_mb": 64, "note": [1]}}}),
         ),
+        (
+            CatalogKind::Pool,
+            json!({"pool": {"template": "t", "size": 3, "max_age_sec": 60, "ready": 2}}),
+        ),
+        (
+            CatalogKind::Image,
+            json!({"image": {"digest": "sha256:0", "names": ["docker.io/library/debian:12"]}}),
+        ),
         (CatalogKind::Snapshot, json!({"snapshot": {}})),
         (
             CatalogKind::Snapshot,
-            json!({"snapshot": {"source_box": "b", "image": "debian:12"}}),
+            json!({"snapshot": {"source_box": "b", "image": "sha256:0", "layers": ["l"], "entries": 3}}),
         ),
     ] {
         let item = item(&content);
@@ -77,6 +85,18 @@ fn drafts_and_changes_have_rules() {
     assert!(change(json!({"volume": {"shared": true}})).check().is_ok());
     let spec = change(json!({"template": {"spec": {"memory_mb": 1}}}));
     assert_eq!(refused(spec.check()), "memory_mb: must be at least 32");
+    let pool = draft(json!({"pool": {"template": "t", "size": 4}}));
+    assert_eq!((pool.kind(), pool.check()), (CatalogKind::Pool, Ok(())));
+    let empty = draft(json!({"pool": {"template": "t", "size": 0}}));
+    assert_eq!(
+        refused(empty.check()),
+        "size: must be within 1 and 64, not 0"
+    );
+    let ageless = change(json!({"pool": {"max_age_sec": 0}}));
+    assert_eq!(
+        refused(ageless.check()),
+        "max_age_sec: must be greater than 0"
+    );
     for wrong in [
         json!({"image": {}}),
         json!({"volume": {"size": 5}}),
@@ -97,4 +117,16 @@ fn tags_are_names_and_few() {
     assert_eq!(check_tags(&tags(65)).unwrap_err().field(), "tags");
     let put = json!({"name": "n", "tags": ["a/b"], "content": {"volume": {}}});
     assert!(from_value::<CatalogPutParams>(put).is_err());
+}
+
+#[test]
+fn a_snapshot_of_an_image_names_the_image() {
+    let read = |value| serde_json::from_value::<ItemDraft>(value).unwrap();
+    let draft = read(json!({"snapshot": {"image": "python:3.12"}}));
+    assert_eq!(
+        (draft.kind(), draft.check()),
+        (CatalogKind::Snapshot, Ok(()))
+    );
+    let blank = read(json!({"snapshot": {"image": " "}}));
+    assert_eq!(blank.check().unwrap_err().field(), "image");
 }

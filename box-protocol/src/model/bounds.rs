@@ -1,8 +1,9 @@
 //! Size limits of the parts of a spec, which the runtime keeps in memory and on disk for the life
 //! of a box.
 
+use super::command::Program;
 use super::mount::BoxMountSpec;
-use super::parts::{Defaults, Guest, Labels, Main};
+use super::parts::{Defaults, Guest, Labels, Main, Prepare};
 use crate::invalid::Invalid;
 use crate::paths;
 
@@ -84,6 +85,26 @@ pub(super) fn check_main(main: &Main) -> Result<(), Invalid> {
     if main.argv.iter().map(String::len).sum::<usize>() > MAX_TEXT_BYTES {
         let rule = format!("argv must have at most {MAX_TEXT_BYTES} bytes");
         return Err(Invalid::new("main", rule));
+    }
+    Ok(())
+}
+
+/// Checks that `prepare` has commands of a limited size and a time limit.
+pub(super) fn check_prepare(prepare: &Prepare) -> Result<(), Invalid> {
+    let commands = &prepare.commands;
+    if commands.is_empty() {
+        return Err(Invalid::new("prepare", "commands must not be empty"));
+    }
+    few("prepare", commands.len(), MAX_ENTRIES)?;
+    if commands.iter().map(Program::bytes).sum::<usize>() > MAX_TEXT_BYTES {
+        let rule = format!("commands must have at most {MAX_TEXT_BYTES} bytes in total");
+        return Err(Invalid::new("prepare", rule));
+    }
+    if prepare.timeout_sec == 0 {
+        return Err(Invalid::new(
+            "prepare",
+            "timeout_sec must be greater than 0",
+        ));
     }
     Ok(())
 }
@@ -178,6 +199,22 @@ mod tests {
             (
                 json!({"extra_mounts": mounts(64)}),
                 json!({"extra_mounts": mounts(65)}),
+            ),
+            (
+                json!({"prepare": {"commands": vec![json!({"text": "a"}); 64]}}),
+                json!({"prepare": {"commands": vec![json!({"text": "a"}); 65]}}),
+            ),
+            (
+                json!({"prepare": {"commands": [{"text": "a".repeat(131_072)}]}}),
+                json!({"prepare": {"commands": [{"text": "a".repeat(131_073)}]}}),
+            ),
+            (
+                json!({"prepare": {"commands": [{"text": "a"}], "timeout_sec": 1}}),
+                json!({"prepare": {"commands": [{"text": "a"}], "timeout_sec": 0}}),
+            ),
+            (
+                json!({"prepare": {"commands": [{"argv": ["a"]}]}}),
+                json!({"prepare": {"commands": []}}),
             ),
             (json!({"image": "system"}), json!({"image": long})),
             (

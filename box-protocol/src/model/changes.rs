@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::bounds;
-use super::parts::{Defaults, Lifetime, OnIdle};
+use super::parts::{Defaults, Lifetime, LifetimeAction};
 use crate::invalid::Invalid;
 use crate::time::UnixMs;
 
@@ -15,15 +15,18 @@ use crate::time::UnixMs;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct LifetimeChange {
-    /// When the server ends the box regardless of activity; `null` for never.
+    /// When `on_expiry` applies regardless of activity; `null` for never.
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Option<UnixMs>>,
+    /// What happens to a box at `expires_at`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_expiry: Option<LifetimeAction>,
     /// Idle time after which `on_idle` applies, in milliseconds; `null` for the server's setting.
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<Option<u64>>,
     /// What happens to an idle box.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub on_idle: Option<OnIdle>,
+    pub on_idle: Option<LifetimeAction>,
     /// Time after a stop until the server deletes the box, in milliseconds; `null` for never.
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Option::is_none")]
     pub delete_after_stop_ms: Option<Option<u64>>,
@@ -37,6 +40,7 @@ impl From<Lifetime> for LifetimeChange {
     fn from(lifetime: Lifetime) -> Self {
         Self {
             expires_at: Some(lifetime.expires_at),
+            on_expiry: Some(lifetime.on_expiry),
             idle_ms: Some(lifetime.idle_ms),
             on_idle: Some(lifetime.on_idle),
             delete_after_stop_ms: Some(lifetime.delete_after_stop_ms),
@@ -50,6 +54,7 @@ impl Lifetime {
     pub fn changed(self, change: LifetimeChange) -> Self {
         Self {
             expires_at: change.expires_at.unwrap_or(self.expires_at),
+            on_expiry: change.on_expiry.unwrap_or(self.on_expiry),
             idle_ms: change.idle_ms.unwrap_or(self.idle_ms),
             on_idle: change.on_idle.unwrap_or(self.on_idle),
             delete_after_stop_ms: change
@@ -133,11 +138,12 @@ mod tests {
     #[test]
     fn absent_members_stay_and_null_removes() {
         let lifetime: Lifetime =
-            from_value(json!({"expires_at": 5, "idle_ms": 7, "on_idle": "stop", "wake": true}))
+            from_value(json!({"expires_at": 5, "on_expiry": "pause", "idle_ms": 7, "on_idle": "stop", "wake": true}))
                 .unwrap();
         let change = from_value(json!({"expires_at": 9, "idle_ms": null})).unwrap();
         let changed = lifetime.clone().changed(change);
-        let expected = json!({"expires_at": 9, "on_idle": "stop", "wake": true});
+        let expected =
+            json!({"expires_at": 9, "on_expiry": "pause", "on_idle": "stop", "wake": true});
         assert_eq!(changed, from_value(expected).unwrap());
         assert_eq!(changed.changed(lifetime.clone().into()), lifetime);
 

@@ -78,6 +78,16 @@ impl Program {
     }
 }
 
+impl Program {
+    /// Returns the size of its text in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Argv(argv) => argv.iter().map(String::len).sum(),
+        }
+    }
+}
+
 /// Shows the text, or the arguments separated by spaces.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -211,6 +211,8 @@ mod tests {
 
         let cpus = first_conflict(&existing, &spec(&json!({"cpus": 2.5}))).unwrap();
         assert_eq!(cpus.to_string(), "cpus=1.0, asked for 2.5");
+        let snapshot = first_conflict(&existing, &spec(&json!({"snapshot": "s"}))).unwrap();
+        assert_eq!(snapshot.to_string(), "snapshot=none, asked for s");
         let image = first_conflict(&existing, &spec(&json!({"image": "alpine"}))).unwrap();
         assert_eq!(image.to_string(), "image=none, asked for alpine");
     }

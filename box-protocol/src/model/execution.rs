@@ -184,7 +184,7 @@ impl BoxExecutionResult {
         };
         let exit_code = exit.shell_code();
         if status == ExecutionStatus::Completed && exit_code.is_none() {
-            return Err(BoxError::unavailable("the end of the command was not seen"));
+            return Err(BoxError::unavailable("command: its exit status is unknown"));
         }
         Ok(Self {
             box_id,

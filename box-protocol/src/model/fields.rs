@@ -17,19 +17,21 @@
 //!   rows, and the record of a box has them. An error contains `shown` values and omits `hidden` ones.
 //! * `lockable` fields are part of a profile, which sets the default and can lock the field under this name.
 
-pub(super) use super::bounds::{check_defaults, check_guest, check_labels, check_main};
+pub(super) use super::bounds::{
+    check_defaults, check_guest, check_labels, check_main, check_prepare,
+};
+pub(super) use super::gateway_name::GatewayName;
 pub(super) use super::mount::{BoxMountSpec, HostPathMode};
 pub(super) use super::network::NetworkPolicy;
-pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main, PullPolicy};
+pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main, Prepare, PullPolicy};
 pub(super) use super::rules::{
     Any, AtLeast, Few, HostPath, Inside, Mounts, NoNul, Optional, POSITIVE, Positive, Rule, Secret,
     Volumes, Word,
 };
 pub(super) use super::spec::Network;
 pub(super) use super::volume::VolumeMount;
-pub(super) use super::world::World;
 pub(super) use crate::env::Env;
-pub(super) use crate::ids::Name;
+pub(super) use crate::ids::{ItemRef, Name};
 pub(super) use crate::note::Note;
 
 /// Passes the rows to the macro `$then`, after `$first` if it is given.
@@ -51,6 +53,10 @@ macro_rules! spec_fields {
         /// The image of the root file system: `NAME[:TAG][@DIGEST]`, or its digest; if absent
         /// `host`, the system directories of the machine.
         image: String = None, Word, fixed shown, lockable Image;
+
+        /// The snapshot with the first files of the box, by id, name or tag. The box has the image
+        /// of the snapshot.
+        snapshot: ItemRef = None, Any, fixed shown;
 
         /// When the server asks the registry for the image; `missing` if absent.
         pull: PullPolicy = None, Any, lockable Pull;
@@ -112,13 +118,23 @@ macro_rules! spec_fields {
         note: Note = None, Any;
 
         /// The gateway through which the box was created; `native` if absent.
-        world: World = None, Any;
+        gateway: GatewayName = None, Any;
 
         /// When the server ends the box.
         lifetime: Lifetime = None, Any;
 
         /// Defaults of every command of the box.
         defaults: Defaults = None, Secret(check_defaults);
+
+        /// The template that fills unset fields, by id, name or tag.
+        template: ItemRef = None, Any, fixed shown;
+
+        /// The pool to take the box from, by id, name or tag. A box that it cannot give is new, and
+        /// its `pool_missed` says why.
+        pool: ItemRef = None, Any;
+
+        /// Commands that run before the box counts as running.
+        prepare: Prepare = None, check_prepare;
 
         /// A command that starts with the box; without arguments, the command of its image.
         main: Main = None, check_main;

@@ -54,6 +54,23 @@ impl BoxState {
     }
 }
 
+/// The files of a box at one moment, which the box keeps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Checkpoint {
+    /// The name, unique in the box.
+    pub name: Name,
+    /// When it was made.
+    pub created_at: UnixMs,
+    /// Bytes that its layers occupy on disk.
+    pub size_bytes: u64,
+    /// Number of files, directories and links in its layers.
+    pub entries: u64,
+    /// How long the processes of the box were paused, in milliseconds.
+    #[serde(default)]
+    pub paused_ms: u64,
+}
+
 /// Whether an exec runs in the box.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -78,8 +95,11 @@ macro_rules! declare {
             pub box_id: BoxId,
             /// The backend that runs the box.
             pub backend_name: String,
-            /// The id of the box in its backend.
+            /// The id of the box in its backend. It changes with each start, and is empty until the first.
             pub backend_id: String,
+            /// The id that no other box of this server has. A box has the same one until it is deleted.
+            #[serde(default)]
+            pub unique_id: String,
             $(
                 /// The requested value.
                 pub $name: held!($type, $default),
@@ -96,6 +116,15 @@ macro_rules! declare {
             pub last_used_at: UnixMs,
             /// The state.
             pub state: BoxState,
+            /// The pool that the box was taken from; absent if it was started for its caller.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub pool: Option<Name>,
+            /// Why the box could not be taken from a pool; absent if it was, or if none was asked.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub pool_missed: Option<String>,
+            /// When the box entered its state.
+            #[serde(default)]
+            pub since: UnixMs,
             /// Why the box failed or is unreachable; absent otherwise.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub reason: Option<String>,
@@ -104,7 +133,7 @@ macro_rules! declare {
             pub status: LaneStatus,
             /// The gateway through which the box was created.
             #[serde(default)]
-            pub world: World,
+            pub gateway: GatewayName,
             /// The name, which the owner can change; absent if the box has none.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub name: Option<Name>,
@@ -117,12 +146,18 @@ macro_rules! declare {
             /// When the server ends the box.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub lifetime: Option<Lifetime>,
+            /// The command that starts with the box; absent if the box has none.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub main: Option<Main>,
             /// Defaults of every command. Absent in lists.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub defaults: Option<Defaults>,
             /// The hosts that the box may connect to. Absent in lists.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub network_policy: Option<Box<NetworkPolicy>>,
+            /// The checkpoints, oldest first. Absent in lists.
+            #[serde(default, skip_serializing_if = "Vec::is_empty")]
+            pub checkpoints: Vec<Checkpoint>,
             /// Protections that this machine does not provide; see the security model.
             #[serde(default)]
             pub missing: Vec<String>,
@@ -143,21 +178,27 @@ macro_rules! declare {
                     box_id: spec.box_id.clone(),
                     backend_name: backend_name.into(),
                     backend_id: backend_id.into(),
+                    unique_id: String::new(),
                     $($name: spec.$name.clone(),)*
                     image_resolved: None,
                     rootfs: None,
                     created_at: now,
                     last_used_at: now,
                     state: BoxState::Starting,
+                    pool: None,
+                    pool_missed: None,
+                    since: now,
                     reason: None,
                     status: LaneStatus::Idle,
-                    world: spec.world.clone().unwrap_or_default(),
+                    gateway: spec.gateway.clone().unwrap_or_default(),
                     name: spec.name.clone(),
                     labels: spec.labels.clone().unwrap_or_default(),
                     note: spec.note.clone(),
                     lifetime: spec.lifetime.clone(),
+                    main: spec.main.clone(),
                     defaults: spec.defaults.clone(),
                     network_policy: spec.network_policy.clone(),
+                    checkpoints: Vec::new(),
                     missing: Vec::new(),
                     degraded: Vec::new(),
                 }
@@ -177,7 +218,11 @@ impl BoxInfo {
             .map(|(name, value)| name.len() + value.len());
         let note = self.note.as_ref().map_or(0, |note| note.as_json().len());
         let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-        let words = length(&self.image) + self.mount_path.len() + length(&self.host_path);
+        let main = self.main.iter().flat_map(|main| &main.argv);
+        let words = length(&self.image)
+            + self.mount_path.len()
+            + length(&self.host_path)
+            + main.map(String::len).sum::<usize>();
         // JSON may escape a character as six bytes.
         2048 + note + 6 * (labels.sum::<usize>() + words)
     }

@@ -20,6 +20,9 @@ pub enum HostPathMode {
     /// Read-write.
     #[default]
     Rw,
+    /// Read-write in the box, which keeps the changes to itself until `box.apply`. Only for the
+    /// workspace.
+    Overlay,
 }
 
 impl HostPathMode {
@@ -29,6 +32,7 @@ impl HostPathMode {
             Self::None => "none",
             Self::Ro => "ro",
             Self::Rw => "rw",
+            Self::Overlay => "overlay",
         }
     }
 }
@@ -114,6 +118,10 @@ impl BoxMountSpec {
         manifest_path: Option<String>,
     ) -> Result<Self, Invalid> {
         let host_path = paths::of_host("host_path", host_path)?;
+        if mode == HostPathMode::Overlay {
+            let rule = "overlay is for the workspace only; use ro or rw";
+            return Err(Invalid::new("mode", rule));
+        }
         paths::inside("mount_path", &mount_path)?;
         if !paths::is_normalized(&mount_path) {
             return Err(Invalid::new("mount_path", "must be normalized"));
@@ -214,6 +222,11 @@ mod tests {
                 built
             );
         }
+        let overlay = BoxMountSpec::new("/data", "/d", HostPathMode::Overlay).unwrap_err();
+        assert_eq!(
+            overlay.to_string(),
+            "mode: overlay is for the workspace only; use ro or rw"
+        );
         let unknown = refused(json!({"host_path": "/a", "mount_path": "/b", "propagate": true}));
         assert_eq!(unknown.field(), "propagate");
     }

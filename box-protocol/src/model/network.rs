@@ -21,7 +21,8 @@ const LABEL_BYTES: usize = 63;
 const RULES: usize = 1024;
 
 const NAME_RULE: &str = "must be a DNS name: letters, digits, - and _, at most 63 bytes per label and 253 in total; use xn-- for international names";
-const NUMBER_RULE: &str = "must be a valid IPv4 or IPv6 address if it is an address";
+const NUMBER_RULE: &str =
+    "must be a DNS name or a complete IP address; use HOST, HOST:PORT or ADDRESS/BITS";
 const PORT_RULE: &str = "must have a port, or a range such as 8000-8010, from 1 to 65535";
 const RANGE_RULE: &str = "must have a prefix length of at most 32 (IPv4) or 128 (IPv6)";
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::command::Program;
+use crate::actions::is_default;
 use crate::env::Env;
 use crate::time::UnixMs;
 
@@ -15,14 +17,18 @@ pub type Labels = BTreeMap<String, String>;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Lifetime {
-    /// When the server ends the box regardless of activity; never if absent.
+    /// When `on_expiry` applies regardless of activity; never if absent. `stop` and `pause` wait for
+    /// the exec that runs, and remove `expires_at`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMs>,
+    /// What happens to a box at `expires_at`; `delete` if absent.
+    #[serde(skip_serializing_if = "is_default")]
+    pub on_expiry: LifetimeAction,
     /// Idle time after which `on_idle` applies, in milliseconds; the server's setting if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<u64>,
     /// What happens to an idle box; `delete` if absent.
-    pub on_idle: OnIdle,
+    pub on_idle: LifetimeAction,
     /// Time after a stop until the server deletes the box, in milliseconds; never if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delete_after_stop_ms: Option<u64>,
@@ -30,16 +36,18 @@ pub struct Lifetime {
     pub wake: bool,
 }
 
-/// What happens to an idle box.
+/// What happens to a box that is idle or has expired.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
-pub enum OnIdle {
+pub enum LifetimeAction {
     /// The server deletes it.
     #[default]
     Delete,
     /// The server stops it: processes end, files are kept.
     Stop,
+    /// The server pauses it: processes are frozen and keep their memory.
+    Pause,
 }
 
 /// When the server asks the registry for an image.
@@ -91,6 +99,35 @@ pub struct Main {
     /// Whether the box ends when the command exits; `false` if absent.
     #[serde(default)]
     pub ends_box: bool,
+}
+
+/// Commands that run before a box counts as running.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Prepare {
+    /// The commands, which run one after the other with the defaults of the box. If one fails, the
+    /// box ends, and the error contains its last lines.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 64)))]
+    pub commands: Vec<Program>,
+    /// Time limit of all commands together, in seconds; 300 if absent.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
+    #[serde(default = "prepare_timeout")]
+    pub timeout_sec: u64,
+}
+
+impl Prepare {
+    /// These commands, with the default time limit.
+    pub fn new(commands: Vec<Program>) -> Self {
+        Self {
+            commands,
+            timeout_sec: prepare_timeout(),
+        }
+    }
+}
+
+fn prepare_timeout() -> u64 {
+    300
 }
 
 /// The guest user.

@@ -160,6 +160,10 @@ macro_rules! declare {
                     },)*
                 };
                 spec.fill_in();
+                if spec.snapshot.is_some() && spec.image.is_some() {
+                    let rule = "a snapshot has its own image; omit it";
+                    return Err(Invalid::new("image", rule));
+                }
                 if spec.mounts_host_path() && !paths::is_under(&spec.workdir, &spec.mount_path) {
                     let rule = "must stay under mount_path when host_path is provided";
                     return Err(Invalid::new("workdir", rule));

@@ -1,14 +1,45 @@
 //! Templates: partial specs below the words of a request.
 
 use super::fields::*;
-use super::spec::SpecDraft;
+use super::spec::{BoxSpec, SpecDraft};
 use crate::invalid::Invalid;
+
+/// Fields that say who has a box, for how long, and what a call runs in it.
+const OF_REQUEST: [&str; 13] = [
+    "cmd",
+    "workdir",
+    "timeout_sec",
+    "env",
+    "persistent",
+    "name",
+    "labels",
+    "note",
+    "gateway",
+    "lifetime",
+    "template",
+    "pool",
+    // The runtime applies it when a request takes the box.
+    "network_policy",
+];
 
 macro_rules! declare {
     ($(
         $(#[doc = $doc:literal])*
         $name:ident: $type:tt = $default:tt, $rule:expr $(, fixed $shown:ident)? $(, lockable $lock:ident)?;
     )*) => {
+        /// Compares what a box is made of: two specs without the fields that can differ between
+        /// a box of a pool and the request that takes it. Returns the first field that differs.
+        pub fn first_difference(prepared: &BoxSpec, asked: &BoxSpec) -> Option<&'static str> {
+            $(
+                if !OF_REQUEST.contains(&stringify!($name))
+                    && PartialEq::ne(&prepared.$name, &asked.$name)
+                {
+                    return Some(stringify!($name));
+                }
+            )*
+            None
+        }
+
         impl SpecDraft {
             /// Fills every unset field from a template.
             ///
@@ -22,11 +53,18 @@ macro_rules! declare {
                 if let (Some(own), Some(others)) = (&mut self.defaults, &template.defaults) {
                     own.fill_from(others.clone());
                 }
+                let (has_image, has_snapshot) = (self.image.is_some(), self.snapshot.is_some());
                 $(
                     if self.$name.is_none() {
                         self.$name.clone_from(&template.$name);
                     }
                 )*
+                // A snapshot has its own image.
+                match (has_image, has_snapshot) {
+                    (false, true) => self.image = None,
+                    (true, false) => self.snapshot = None,
+                    _ => {}
+                }
             }
         }
     };
@@ -53,6 +91,8 @@ impl SpecDraft {
             ("box_id", self.box_id.is_some()),
             ("name", self.name.is_some()),
             ("cmd", self.cmd.is_some()),
+            ("template", self.template.is_some()),
+            ("pool", self.pool.is_some()),
         ];
         if let Some((field, _)) = of_a_request.into_iter().find(|(_, set)| *set) {
             let rule = "belongs to a request; a template cannot set it";
@@ -102,12 +142,40 @@ mod tests {
     }
 
     #[test]
+    fn a_prepared_box_fits_requests_that_differ_in_name_and_lifetime() {
+        let spec = |value: Value| draft(value).build().unwrap();
+        let prepared =
+            spec(json!({"box_id": "p", "memory_mb": 64, "prepare": {"commands": [{"text": "a"}]}}));
+        let asked = spec(
+            json!({"box_id": "s", "memory_mb": 64, "prepare": {"commands": [{"text": "a"}]},
+            "name": "n", "labels": {"a": "b"}, "lifetime": {"idle_ms": 5}, "pool": "p", "template": "t",
+            "cmd": "ls", "timeout_sec": 5, "persistent": true}),
+        );
+        assert_eq!(first_difference(&prepared, &asked), None);
+        for (other, field) in [
+            (json!({"memory_mb": 65}), "memory_mb"),
+            (json!({"defaults": {"env": {"A": "1"}}}), "defaults"),
+            (json!({"prepare": {"commands": [{"text": "b"}]}}), "prepare"),
+            (json!({"network": "on"}), "network"),
+        ] {
+            let mut value = to_value(SpecDraft::from(prepared.clone())).unwrap();
+            value
+                .as_object_mut()
+                .unwrap()
+                .extend(other.as_object().unwrap().clone());
+            assert_eq!(first_difference(&prepared, &spec(value)), Some(field));
+        }
+    }
+
+    #[test]
     fn a_template_follows_the_rules_of_a_spec() {
         assert_eq!(draft(json!({"memory_mb": 64})).check_template(), Ok(()));
         for (wrong, field) in [
             (json!({"box_id": "s"}), "box_id"),
             (json!({"name": "n"}), "name"),
             (json!({"cmd": "ls"}), "cmd"),
+            (json!({"template": "t"}), "template"),
+            (json!({"pool": "p"}), "pool"),
             (json!({"memory_mb": 3}), "memory_mb"),
         ] {
             assert_eq!(draft(wrong).check_template().unwrap_err().field(), field);

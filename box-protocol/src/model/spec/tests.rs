@@ -283,7 +283,7 @@ fn composite_fields_are_validated() {
         assert_eq!(spec(members).unwrap_err().field(), field);
     }
     let all = json!({
-        "name": "work", "labels": {"a": "b"}, "note": {"any": ["thing"]}, "world": "other",
+        "name": "work", "labels": {"a": "b"}, "note": {"any": ["thing"]}, "gateway": "other",
         "lifetime": {"idle_ms": 5, "on_idle": "stop", "wake": true},
         "defaults": {"env": {"A": "1"}, "cwd": "/v"}, "main": {"argv": ["serve"], "ends_box": true},
         "guest": {"name": "gem", "home": "/home/gem"}, "dirs": ["/mnt/x"], "best_effort": ["network"],
@@ -311,7 +311,7 @@ prop_compose! {
         mount in "/[a-z]{1,8}",
         env in proptest::collection::btree_map("[A-Z_]{1,6}", "[^\0]{0,12}", 0..4),
         host in proptest::option::of("/[a-z]{1,8}"),
-        mode in prop_oneof![Just(HostPathMode::None), Just(HostPathMode::Ro), Just(HostPathMode::Rw)],
+        mode in prop_oneof![Just(HostPathMode::None), Just(HostPathMode::Ro), Just(HostPathMode::Rw), Just(HostPathMode::Overlay)],
         (timeout, memory, pids, quota) in (1..=u64::MAX, 32..=u64::MAX, 1..=u64::MAX, any::<u64>()),
         cpus in 0.001..1e6,
         (network, persistent, read_only) in (any::<bool>(), any::<bool>(), any::<bool>()),

@@ -16,12 +16,12 @@ const MAX_BYTES: usize = 32;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(!try_from))]
 #[serde(try_from = "String")]
-pub struct World(
+pub struct GatewayName(
     #[cfg_attr(feature = "schema", schemars(regex(pattern = "^[a-z0-9-]{1,32}$")))]
     Cow<'static, str>,
 );
 
-impl World {
+impl GatewayName {
     /// This contract itself.
     pub const NATIVE: Self = Self(Cow::Borrowed("native"));
 
@@ -36,13 +36,13 @@ impl World {
     }
 }
 
-impl Default for World {
+impl Default for GatewayName {
     fn default() -> Self {
         Self::NATIVE
     }
 }
 
-impl TryFrom<String> for World {
+impl TryFrom<String> for GatewayName {
     type Error = Invalid;
 
     fn try_from(name: String) -> Result<Self, Invalid> {
@@ -50,7 +50,7 @@ impl TryFrom<String> for World {
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         if name.is_empty() || name.len() > MAX_BYTES || !name.bytes().all(is_letter) {
             let rule = "must be 1 to 32 lowercase letters, digits and -";
-            return Err(Invalid::new("world", rule));
+            return Err(Invalid::new("gateway", rule));
         }
         Ok(Self(Cow::Owned(name)))
     }
@@ -62,13 +62,16 @@ mod tests {
 
     #[test]
     fn names_are_validated() {
-        let read = |text: &str| serde_json::from_str::<World>(text);
-        assert_eq!(read("\"native\"").unwrap(), World::default());
-        assert_eq!(read("\"other-1\"").unwrap(), World::of("other-1"));
+        let read = |text: &str| serde_json::from_str::<GatewayName>(text);
+        assert_eq!(read("\"native\"").unwrap(), GatewayName::default());
+        assert_eq!(read("\"other-1\"").unwrap(), GatewayName::of("other-1"));
         let long = format!("\"{}\"", "a".repeat(33));
         for bad in ["\"\"", "\"Native\"", "\"a b\"", "\"a/b\"", &long, "7"] {
             assert!(read(bad).is_err(), "{bad}");
         }
-        assert_eq!(serde_json::to_string(&World::NATIVE).unwrap(), "\"native\"");
+        assert_eq!(
+            serde_json::to_string(&GatewayName::NATIVE).unwrap(),
+            "\"native\""
+        );
     }
 }
