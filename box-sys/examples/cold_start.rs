@@ -29,6 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             source: box_sys::Source::Path(workspace.canonicalize()?),
             target: "/workspace".into(),
             writable: false,
+            overlay: false,
         }],
         ..SandboxPlan::default()
     };

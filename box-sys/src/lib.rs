@@ -15,19 +15,23 @@
 //! 6. `network/`: the network of a box and its egress sockets.
 //! 7. `cgroup/`, `seccomp/`, `landlock.rs`, `mounts.rs`, `identity.rs`, `quota.rs`: kernel
 //!    features, one module each.
-//! 8. `volumes.rs`: file systems in files that outlive boxes.
+//! 8. `disk_file.rs`: file systems in files that outlive boxes: disks of ended boxes, and
+//!    `volumes.rs`.
 //! 9. `walk.rs`: walks a directory that guests write to. `limited_reader.rs`: reads an archive of a
 //!    guest.
-//! 10. `snapshot.rs`: copies the private files of a box.
-//! 11. `wire.rs`: messages between client and fork server; `raw/`: system calls; `error.rs`.
+//! 10. `snapshot.rs`: copies the private files of a box, and merges such copies.
+//! 11. `changes/`: compares the files of a box with those it began with.
+//! 12. `wire.rs`: messages between client and fork server; `raw/`: system calls; `error.rs`.
 //!
 //! # A program that creates boxes
 //! Its `main` begins with [`serve_if_asked`], because the fork server is the same program started
 //! again. The program calls [`ForkServer::start`] once and [`ForkServer::create`] for each box.
 
 mod cgroup;
+mod changes;
 mod child;
 mod client;
+mod disk_file;
 mod error;
 mod identity;
 mod init;
@@ -35,6 +39,7 @@ mod landlock;
 mod limited_reader;
 mod mounts;
 mod network;
+mod own_root;
 mod peer;
 mod plan;
 mod probe;
@@ -49,8 +54,15 @@ pub mod walk;
 mod wire;
 
 pub use cgroup::{Ability, Cgroups, DiskLimits, Usage};
+pub use changes::{
+    Applied, ApplyOptions, Change, ChangeKind, ChangePage, ChangedType, ComparedLayer, Comparison,
+    LayerSource, Named, Selection,
+};
 pub use child::InitMain;
-pub use client::{ForkServer, PendingSandbox, PendingSnapshot, Sandbox, serve_if_asked};
+pub use client::{
+    ChangesOf, ForkServer, PendingChanges, PendingSandbox, PendingSnapshot, Sandbox, serve_if_asked,
+};
+pub use disk_file::{repair_disk, settle_disk};
 pub use error::{Error, Result};
 pub use init::{
     ChildExit, Command, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio, release_memory,
@@ -60,11 +72,13 @@ pub use network::{
     EgressCookies, EgressSockets, FIRST_MARK, OWN_V4, OWN_V6, QueuedSyn, SynQueue, Verdict,
     socket_mark,
 };
+pub use own_root::own_all_files;
 pub use peer::{peer_is_in_our_user_namespace, peer_pidfd};
 pub use plan::{
-    Caps, Guest, LAYERS_MAX, Limits, MOUNTS_MAX, Mount, Network, Root, SandboxPlan, Scratch, Source,
+    Caps, Guest, LAYERS_MAX, Layer, LayerKind, Limits, MOUNTS_MAX, Mount, Network, Root,
+    SandboxPlan, Scratch, Source,
 };
-pub use probe::Primitives;
+pub use probe::{Primitives, WORKSPACE as WORKSPACE_OVERLAY};
 pub use quota::DirectoryQuota;
 pub use raw::signal_fd;
 pub use record::SandboxRecord;

@@ -1,10 +1,14 @@
 //! Description of a box: plain data that the client sends to the fork server.
 
+mod storage;
+
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+
+pub use self::storage::{Caps, Layer, LayerKind, Scratch};
 
 /// Longest host name that the kernel accepts.
 const HOSTNAME_MAX: usize = 64;
@@ -12,7 +16,7 @@ const HOSTNAME_MAX: usize = 64;
 pub(crate) const RESERVED_IDS: std::ops::RangeInclusive<u32> = 60_999..=61_999;
 /// Largest id of a guest.
 const GUEST_MAX: u32 = 65_535;
-/// Limit of snapshots in one plan.
+/// Limit of layers in one plan.
 pub const LAYERS_MAX: usize = 32;
 /// Limit of mounts and of directories in one plan.
 pub const MOUNTS_MAX: usize = 64;
@@ -26,12 +30,8 @@ pub struct SandboxPlan {
     pub hostname: String,
     /// Content of the root directory.
     pub root: Root,
-    /// Snapshots on top of the root, the topmost first: host directories.
-    ///
-    /// Each is a directory of private files of an earlier box, with the marks of an overlay for
-    /// removed files. Box never writes to them, and they must not change while a box uses them.
-    /// Files of root's boxes belong to the ids that they have in a box.
-    pub layers: Vec<PathBuf>,
+    /// Layers on top of the root, the topmost first.
+    pub layers: Vec<Layer>,
     /// Whether the root is read-only.
     ///
     /// Otherwise writes go to `scratch`.
@@ -147,6 +147,12 @@ pub struct Mount {
     pub target: PathBuf,
     /// Whether the guest can write to it.
     pub writable: bool,
+    /// Whether writes go to the private files of the box, and never to the source.
+    ///
+    /// For one writable directory of a box. Its changes are below its mount point in the private
+    /// files, and become part of snapshots.
+    #[serde(default)]
+    pub overlay: bool,
 }
 
 /// Source of a mount.
@@ -169,115 +175,6 @@ pub enum Source {
         /// A directory of the volume, relative and without `..`. It is created for a writable mount.
         sub_path: Option<PathBuf>,
     },
-}
-
-/// Storage of a box's private files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scratch {
-    /// Memory of the box, limited by the kernel. `/dev/shm` is part of it.
-    Memory(Caps),
-    /// A file system in a file of [`ServerConfig::disks`](crate::ServerConfig::disks).
-    ///
-    /// The kernel enforces the limit. The file ends with the box, except for its name.
-    FileSystem {
-        /// Limit of the private files.
-        caps: Caps,
-        /// Limit of `/dev/shm`, which is in memory.
-        shm: Caps,
-        /// Path of the file below that directory. Its parent directory must exist.
-        ///
-        /// Without it the file has no name.
-        name: Option<PathBuf>,
-    },
-    /// An empty directory of the host, which the caller limits and removes.
-    Directory {
-        /// An absolute host path without symbolic links.
-        path: PathBuf,
-        /// Limit of `/dev/shm`, which is in memory.
-        shm: Caps,
-    },
-}
-
-impl Default for Scratch {
-    fn default() -> Self {
-        Self::Memory(Caps::default())
-    }
-}
-
-impl Scratch {
-    /// Whether a prepared box with one storage can serve a plan with the other.
-    pub(crate) fn same_shape(&self, other: &Self) -> bool {
-        match (self, other) {
-            (
-                Self::FileSystem { caps, shm, .. },
-                Self::FileSystem {
-                    caps: other_caps,
-                    shm: other_shm,
-                    ..
-                },
-            ) => caps == other_caps && shm == other_shm,
-            _ => self == other,
-        }
-    }
-
-    fn validate(&self) -> Result<()> {
-        let (Self::Memory(shm) | Self::FileSystem { shm, .. } | Self::Directory { shm, .. }) = self;
-        shm.validate()?;
-        let Self::FileSystem { caps, name, .. } = self else {
-            return Ok(());
-        };
-        caps.validate()?;
-        if caps.bytes < DISK_MIN || caps.bytes > DISK_MAX {
-            return Err(Error::Invalid(format!(
-                "scratch: a file system of {} bytes; must be within {DISK_MIN} and {DISK_MAX}",
-                caps.bytes
-            )));
-        }
-        let plain = |component| matches!(component, std::path::Component::Normal(_));
-        if name
-            .as_ref()
-            .is_some_and(|name| name.as_os_str().is_empty() || !name.components().all(plain))
-        {
-            return Err(Error::Invalid(
-                "scratch: the name of the file must be a relative path without `..`".into(),
-            ));
-        }
-        Ok(())
-    }
-}
-
-/// Smallest and largest file system of [`Scratch::FileSystem`].
-const DISK_MIN: u64 = 16 << 20;
-const DISK_MAX: u64 = 8 << 40;
-
-/// Limit of a box's private files. The kernel enforces it with `ENOSPC`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Caps {
-    /// Total size of all files.
-    pub bytes: u64,
-    /// Number of files and directories.
-    pub inodes: u64,
-}
-
-impl Caps {
-    fn validate(self) -> Result<()> {
-        if self.bytes == 0 || self.inodes < 64 {
-            return Err(Error::Invalid(
-                "caps: must be at least 1 byte and 64 inodes; 0 would mean no limit".into(),
-            ));
-        }
-        Ok(())
-    }
-}
-
-impl Default for Caps {
-    fn default() -> Self {
-        Self {
-            bytes: 512 << 20,
-            inodes: 65_536,
-        }
-    }
 }
 
 /// Resource limits of a box. `None` means no limit.
@@ -307,6 +204,11 @@ impl SandboxPlan {
         !self.layers.is_empty() || matches!(self.root, Root::Image(_))
     }
 
+    /// The mount whose changes go to the private files, if the box has one.
+    pub(crate) fn overlay_mount(&self) -> Option<&Mount> {
+        self.mounts.iter().find(|mount| mount.overlay)
+    }
+
     /// Checks the plan before anything is created.
     pub fn validate(&self) -> Result<()> {
         check_name("name", &self.name)?;
@@ -328,6 +230,16 @@ impl SandboxPlan {
                 self.mounts.len(),
                 self.dirs.len()
             )));
+        }
+        if self.mounts.iter().filter(|mount| mount.overlay).count() > 1 {
+            return Err(Error::Invalid("mounts: more than one overlay".into()));
+        }
+        if let Some(mount) = self.overlay_mount()
+            && (!mount.writable || matches!(mount.source, Source::Volume { .. }))
+        {
+            return Err(Error::Invalid(
+                "mounts: an overlay is a writable mount of a host directory".into(),
+            ));
         }
         if self.layers.len() > LAYERS_MAX {
             return Err(Error::Invalid(format!(
@@ -433,6 +345,7 @@ pub(crate) fn check_target(path: &std::path::Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::storage::{DISK_MAX, DISK_MIN};
     use super::*;
 
     #[test]

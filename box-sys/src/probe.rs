@@ -2,15 +2,21 @@
 
 use std::fmt;
 
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Ability, Cgroups, DiskLimits, Owner};
+use crate::mounts::{attach, new_fs};
+use crate::raw::{ATTR_NODEV, ATTR_NOSUID};
 use crate::server::overlays::can_overlay_system;
 use crate::server::template_mounts::Template;
 use crate::{landlock, network, raw, seccomp};
 
 /// What a box lacks if the files of its image belong to no id of the box.
 pub(crate) const IMAGE_OWNERS: &str = "image.owners";
+
+/// What a box lacks that cannot keep the changes of its workspace to itself.
+pub const WORKSPACE: &str = "overlay.workspace";
 
 /// Kernel features for boxes on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +33,8 @@ pub struct Primitives {
     pub landlock: u32,
     /// Whether overlays work for the system directories and all mounts below them.
     pub overlay: bool,
+    /// Whether a workspace can be an overlay. `None` if not probed.
+    pub overlay_workspace: Option<bool>,
     /// Cgroup features that are missing.
     pub cgroup_missing: Vec<Ability>,
     /// Whether boxes can have egress. `None` if not probed.
@@ -65,6 +73,14 @@ impl Primitives {
                 || Template::build(privileged, true).is_ok_and(|template| template.is_overlaid());
             primitives.overlay = raw::try_in_child(built);
         }
+        if primitives.missing_required().is_empty() {
+            let privileged = primitives.privileged;
+            let overlaid = || {
+                let template = Template::build(privileged, false);
+                template.is_ok_and(|_| can_overlay_workspace(privileged).is_ok())
+            };
+            primitives.overlay_workspace = Some(raw::try_in_child(overlaid));
+        }
         cgroups.close();
         primitives
     }
@@ -86,6 +102,7 @@ impl Primitives {
             overlay: raw::try_in_child(|| {
                 raw::unshare(libc::CLONE_NEWNS | with_user).is_ok() && can_overlay_system()
             }),
+            overlay_workspace: None,
             cgroup_missing: cgroups.missing(),
             network: None,
             syn_queue: None,
@@ -123,6 +140,9 @@ impl Primitives {
         if !self.overlay {
             missing.push("overlay".into());
         }
+        if self.overlay_workspace == Some(false) {
+            missing.push(WORKSPACE.into());
+        }
         if self.network == Some(false) {
             missing.push("network".into());
         }
@@ -134,6 +154,25 @@ impl Primitives {
         }
         missing
     }
+}
+
+/// Makes a writable overlay, in the mount namespace of a template.
+fn can_overlay_workspace(privileged: bool) -> std::io::Result<()> {
+    let files = new_fs("tmpfs", &[], ATTR_NOSUID | ATTR_NODEV)?;
+    for name in ["upper", "work", "lower"] {
+        rustix::fs::mkdirat(&files, name, Mode::RWXU)?;
+    }
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    attach(&files, rustix::fs::open("/s", flags, Mode::empty())?)?;
+    let mut options = vec![
+        ("upperdir", "/s/upper"),
+        ("workdir", "/s/work"),
+        ("lowerdir", "/s/lower"),
+    ];
+    if !privileged {
+        options.push(("userxattr", ""));
+    }
+    new_fs("overlay", &options, ATTR_NOSUID | ATTR_NODEV).map(drop)
 }
 
 impl fmt::Display for Primitives {

@@ -39,6 +39,9 @@ pub struct SandboxRecord {
     /// Device and inode of the directory of the private files. `None` in records of older versions.
     #[serde(default)]
     pub upper: Option<(u64, u64)>,
+    /// Device of the overlay of a mount, if the box has one.
+    #[serde(default)]
+    pub workspace: Option<u64>,
     /// CPU time that the cgroup had counted before this box used it.
     pub cpu_before: Duration,
     /// Cookies of the egress sockets.
@@ -138,6 +141,7 @@ mod tests {
             guest: 1000,
             group: None,
             upper: None,
+            workspace: None,
             cpu_before: Duration::ZERO,
             egress: EgressCookies::default(),
         }

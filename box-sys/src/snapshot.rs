@@ -4,7 +4,8 @@
 //! 1. [`copy`] walks the files by descriptor. It follows no link and never leaves a directory
 //!    upwards, because a guest chose every name.
 //! 2. `file.rs` copies one file with its holes. `attributes.rs` copies owner, mode, times and
-//!    extended attributes.
+//!    extended attributes. `made.rs` keeps the times by which an apply finds conflicts.
+//! 3. `merge.rs` copies the files of several layers to one.
 //!
 //! The copy is complete or an error: it never leaves out a file that it cannot read. The caller has
 //! frozen the box. A copy has the owners that the files have in a box, so that it is a layer of
@@ -12,6 +13,11 @@
 
 mod attributes;
 mod file;
+mod made;
+mod merge;
+
+pub(crate) use made::{Made, nanos, now};
+pub(crate) use merge::merge;
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -23,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{At, Error, Result};
 use attributes::Attributes;
-use file::Copier;
+pub(crate) use file::Copier;
 
 /// Deepest nesting of directories in a snapshot.
 const DEPTH_MAX: usize = 512;
@@ -69,6 +75,8 @@ struct Level {
     from: OwnedFd,
     to: OwnedFd,
     stat: Stat,
+    /// See [`Made`].
+    made_at: Option<i64>,
 }
 
 /// Copies everything below a directory to another one, which is empty.
@@ -82,17 +90,14 @@ pub(crate) fn copy(
     is_cancelled: &mut dyn FnMut() -> bool,
 ) -> Result<SnapshotSize> {
     let (from, to) = (open_dir(from, c".")?, open_dir(to, c".")?);
-    let mut copy = Copy {
-        links: Links::new(&from, &to)?,
-        copier: Copier::new(),
-        attributes: Attributes::new(owners),
-        limits,
-        size: SnapshotSize::default(),
-        is_cancelled,
-    };
+    let links = Links::new(&[from.as_fd()], &to)?;
+    let mut copy = Copy::new(links, owners, limits, is_cancelled);
     copy.tree(from, to)?;
     Ok(copy.size)
 }
+
+/// Finds the time of the box's version of a file that is being copied.
+type MadeAt<'a> = dyn Fn(Made, &OwnedFd) -> Option<i64> + 'a;
 
 /// A copy in progress.
 struct Copy<'a> {
@@ -104,9 +109,26 @@ struct Copy<'a> {
     is_cancelled: &'a mut dyn FnMut() -> bool,
 }
 
-impl Copy<'_> {
+impl<'a> Copy<'a> {
+    fn new(
+        links: Links,
+        owners: Owners,
+        limits: SnapshotLimits,
+        is_cancelled: &'a mut dyn FnMut() -> bool,
+    ) -> Self {
+        Self {
+            links,
+            copier: Copier::new(),
+            attributes: Attributes::new(owners),
+            limits,
+            size: SnapshotSize::default(),
+            is_cancelled,
+        }
+    }
+
     fn tree(&mut self, from: OwnedFd, to: OwnedFd) -> Result<()> {
-        let mut levels = vec![Level::new(from, to)?];
+        let made_at = self.attributes.made().at_top(&from, false);
+        let mut levels = vec![Level::new(from, to, made_at)?];
         while let Some(level) = levels.last_mut() {
             let next = level.entries.next();
             let entry = next.transpose().at("read a directory of the box")?;
@@ -119,8 +141,10 @@ impl Copy<'_> {
                     break;
                 };
                 let stat = level.stat;
-                let done = self.attributes.copy(&level.from, &level.to, &stat);
-                done.at("set the attributes of a directory")?;
+                let copied = self
+                    .attributes
+                    .copy(&level.from, &level.to, &stat, level.made_at);
+                copied.at("set the attributes of a directory")?;
                 continue;
             };
             let name = entry.file_name();
@@ -130,11 +154,7 @@ impl Copy<'_> {
             self.count()?;
             let below = self.entry(level, name)?;
             if let Some(below) = below {
-                if levels.len() == DEPTH_MAX {
-                    return Err(Error::Invalid(format!(
-                        "snapshot: directories are nested deeper than {DEPTH_MAX}"
-                    )));
-                }
+                check_depth(levels.len())?;
                 levels.push(below);
             }
         }
@@ -170,29 +190,45 @@ impl Copy<'_> {
             .at("read the metadata of a file")?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                rustix::fs::mkdirat(to, name, Mode::RWXU).at("create a directory")?;
-                let (from, to) = (open_dir(from, name)?, open_dir(to, name)?);
-                return Level::new(from, to).map(Some);
+                let (from, to) = (open_dir(from, name)?, new_dir(to, name)?);
+                let made_at = self.attributes.made().at(&from).or(level.made_at);
+                return Level::new(from, to, made_at).map(Some);
             }
-            FileType::RegularFile => self.file(level, name, &stat)?,
+            _ => self.other((from, to), name, &stat, &|made, file| {
+                made.at(file).or(level.made_at)
+            })?,
+        }
+        Ok(None)
+    }
+
+    /// Copies anything but a directory.
+    fn other(
+        &mut self,
+        (from, to): (&OwnedFd, &OwnedFd),
+        name: &CStr,
+        stat: &Stat,
+        made_at: &MadeAt<'_>,
+    ) -> Result<()> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => self.file((from, to), name, stat, made_at)?,
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(from, name, Vec::new()).at("read a link")?;
                 rustix::fs::symlinkat(target, to, name).at("create a link")?;
                 self.attributes
-                    .copy_to_name(to, name, &stat)
+                    .copy_to_name(to, name, stat)
                     .at("set the attributes of a link")?;
             }
             kind @ (FileType::Fifo | FileType::Socket) => {
-                self.node(to, name, kind, &stat)?;
+                self.node(to, name, kind, stat)?;
             }
             // The mark of an overlay for a removed file.
             FileType::CharacterDevice if stat.st_rdev == 0 => {
-                self.node(to, name, FileType::CharacterDevice, &stat)?;
+                self.node(to, name, FileType::CharacterDevice, stat)?;
             }
             // No guest can create one.
             _ => return Err(Error::Invalid("snapshot: the box contains a device".into())),
         }
-        Ok(None)
+        Ok(())
     }
 
     fn node(&self, to: &OwnedFd, name: &CStr, kind: FileType, stat: &Stat) -> Result<()> {
@@ -201,19 +237,25 @@ impl Copy<'_> {
         done.at("set the attributes of a special file")
     }
 
-    fn file(&mut self, level: &Level, name: &CStr, stat: &Stat) -> Result<()> {
-        if stat.st_nlink > 1 && self.links.link(stat, &level.to, name)? {
+    fn file(
+        &mut self,
+        (from_dir, to_dir): (&OwnedFd, &OwnedFd),
+        name: &CStr,
+        stat: &Stat,
+        made_at: &MadeAt<'_>,
+    ) -> Result<()> {
+        if stat.st_nlink > 1 && self.links.link(stat, to_dir, name)? {
             return Ok(());
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
-        let from = open_below(&level.from, name, flags).at("open a file of the box")?;
+        let from = open_below(from_dir, name, flags).at("open a file of the box")?;
         let stat = rustix::fs::fstat(&from)
             .ok()
             .filter(|now| now.st_ino == stat.st_ino && now.st_dev == stat.st_dev)
             .ok_or(Errno::STALE)
             .at("open a file of the box")?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        let to = rustix::fs::openat(&level.to, name, flags, Mode::RUSR | Mode::WUSR);
+        let to = rustix::fs::openat(to_dir, name, flags, Mode::RUSR | Mode::WUSR);
         let to = to.at("create a file")?;
         let mut step = |bytes: u64| {
             self.size.bytes = self.size.bytes.saturating_add(bytes);
@@ -229,17 +271,18 @@ impl Copy<'_> {
             Ok(())
         };
         self.copier.copy(&from, &to, &stat, &mut step)?;
-        let done = self.attributes.copy(&from, &to, &stat);
+        let made_at = made_at(self.attributes.made(), &from);
+        let done = self.attributes.copy(&from, &to, &stat, made_at);
         done.at("set the attributes of a file")?;
         if stat.st_nlink > 1 {
-            self.links.add(&stat, &level.to, name)?;
+            self.links.add(&stat, to_dir, name)?;
         }
         Ok(())
     }
 }
 
 impl Level {
-    fn new(from: OwnedFd, to: OwnedFd) -> Result<Self> {
+    fn new(from: OwnedFd, to: OwnedFd, made_at: Option<i64>) -> Result<Self> {
         let stat = rustix::fs::fstat(&from).at("read the metadata of a directory")?;
         let entries = Dir::read_from(&from).at("read a directory of the box")?;
         Ok(Self {
@@ -247,8 +290,24 @@ impl Level {
             from,
             to,
             stat,
+            made_at,
         })
     }
+}
+
+fn check_depth(depth: usize) -> Result<()> {
+    if depth < DEPTH_MAX {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "snapshot: directories are nested deeper than {DEPTH_MAX}"
+    )))
+}
+
+/// Creates and opens a directory.
+fn new_dir(at: &OwnedFd, name: &CStr) -> Result<OwnedFd> {
+    rustix::fs::mkdirat(at, name, Mode::RWXU).at("create a directory")?;
+    open_dir(at, name)
 }
 
 /// Opens a directory below another one.
@@ -257,7 +316,11 @@ fn open_dir(at: impl AsFd, name: &CStr) -> Result<OwnedFd> {
 }
 
 /// Opens a name of a directory, on the same file system and without following a link.
-fn open_below(at: impl AsFd, name: &CStr, flags: OFlags) -> io::Result<OwnedFd> {
+pub(crate) fn open_below(
+    at: impl AsFd,
+    name: impl rustix::path::Arg,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
@@ -282,12 +345,15 @@ struct Links {
 }
 
 impl Links {
-    /// Creates the directory under a name that the box does not have.
-    fn new(from: &OwnedFd, to: &OwnedFd) -> Result<Self> {
+    /// Creates the directory under a name that none of the sources has.
+    fn new(from: &[BorrowedFd<'_>], to: &OwnedFd) -> Result<Self> {
+        let lacks = |from: &BorrowedFd<'_>, name: &CStr| {
+            let found = rustix::fs::statat(from, name, AtFlags::SYMLINK_NOFOLLOW);
+            matches!(found, Err(Errno::NOENT))
+        };
         let free = (0..).find_map(|n: u64| {
             let name = CString::new(format!(".links-{n}")).ok()?;
-            let found = rustix::fs::statat(from, &*name, AtFlags::SYMLINK_NOFOLLOW);
-            matches!(found, Err(Errno::NOENT)).then_some(name)
+            from.iter().all(|from| lacks(from, &name)).then_some(name)
         });
         let name = free.unwrap_or_default();
         rustix::fs::mkdirat(to, &*name, Mode::RWXU).at("create the index of links")?;
@@ -299,7 +365,7 @@ impl Links {
     }
 
     fn of(stat: &Stat) -> String {
-        stat.st_ino.to_string()
+        format!("{}-{}", stat.st_dev, stat.st_ino)
     }
 
     /// Links a name to a file that was copied before. Returns whether it was.

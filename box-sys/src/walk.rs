@@ -264,18 +264,18 @@ impl Size {
     /// Adds the entries below a directory while `within_limit` holds.
     ///
     /// A directory that cannot be read is an error, because a guest could hide files there. The
-    /// entry `skipped` of the directory itself does not count.
+    /// entries `skipped` of the directory itself do not count.
     pub fn add(
         &mut self,
         directory: impl AsFd,
-        skipped: Option<&CStr>,
+        skipped: &[&CStr],
         within_limit: impl Fn(&Self) -> bool,
     ) -> io::Result<()> {
         let walked = walk(directory, |found| {
             let Found::Entry(entry) = found else {
                 return ControlFlow::Break(Err(io::ErrorKind::PermissionDenied.into()));
             };
-            if entry.depth == 0 && skipped == Some(entry.name) {
+            if entry.depth == 0 && skipped.contains(&entry.name) {
                 return ControlFlow::Continue(Next::Skip);
             }
             self.bytes = self.bytes.saturating_add(entry.disk_bytes());

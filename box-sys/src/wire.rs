@@ -17,9 +17,10 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::DiskLimits;
+use crate::changes::{Applied, ApplyOptions, ChangePage, Comparison, Selection};
 use crate::error::{At, Error, Result};
 use crate::network::EgressCookies;
-use crate::plan::{Mount, SandboxPlan};
+use crate::plan::{Layer, Mount, SandboxPlan};
 use crate::probe::Primitives;
 use crate::server::disks::DiskKind;
 use crate::snapshot::{SnapshotLimits, SnapshotSize};
@@ -88,6 +89,43 @@ pub(crate) enum Request {
     ///
     /// Further descriptors: the directory of the private files, and an empty directory.
     Snapshot { limits: SnapshotLimits },
+    /// Write the files of layers, the topmost first, to one directory.
+    ///
+    /// Further descriptor: an empty directory.
+    Merge {
+        layers: Vec<Layer>,
+        limits: SnapshotLimits,
+    },
+    /// Keep the disk of the box with this first process after its end.
+    KeepDisk { pid: i32 },
+    /// Compare the files of a box with those it began with.
+    ///
+    /// Further descriptors: for each layer that needs one, the private files or the directory of
+    /// the workspace; for a discard, the mount namespace of the box.
+    Changes {
+        comparison: Box<Comparison>,
+        selection: Selection,
+        task: Box<ChangesTask>,
+    },
+}
+
+/// What to do with the differences of a comparison.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum ChangesTask {
+    /// List them.
+    List { after: Option<String>, limit: usize },
+    /// Write them to the directory of the host.
+    Apply {
+        options: ApplyOptions,
+        fallback_time: i64,
+    },
+    /// Undo them in the box.
+    Discard {
+        /// Device of the workspace in the box.
+        device: u64,
+        guest: (u32, u32),
+        temporary: String,
+    },
 }
 
 /// Reply of the server, or of a box's first process.
@@ -104,13 +142,21 @@ pub(crate) enum Reply {
         missing: Vec<String>,
         cpu_before: Duration,
         egress: EgressCookies,
+        /// Device of the overlay of a mount.
+        workspace: Option<u64>,
     },
     /// Success.
     Done,
     /// Boxes can have this kind of disk.
     Disk(DiskKind),
-    /// The private files of a box are copied.
+    /// The private files of a box, or the files of layers, are copied.
     Snapshot(SnapshotSize),
+    /// Differences of a comparison.
+    Changes(ChangePage),
+    /// Differences are written to the directory of the host.
+    Applied(Applied),
+    /// So many differences are undone.
+    Discarded(u64),
     /// A step failed with this error number.
     Failed { step: String, errno: i32 },
     /// The plan is invalid.

@@ -17,6 +17,8 @@ pub struct Usage {
     pub cpu: Option<Duration>,
     /// Current memory in bytes.
     pub memory: Option<u64>,
+    /// Part of the current memory that holds cached files, in bytes.
+    pub memory_cache: Option<u64>,
     /// Memory limit in bytes, if any.
     pub memory_limit: Option<u64>,
     /// Peak memory in bytes.
@@ -59,6 +61,8 @@ impl Cgroups {
                 ]
             };
             usage.memory = number(&dir, now);
+            let cache = if v2 { "file" } else { "total_cache" };
+            usage.memory_cache = field(&dir, "memory.stat", cache);
             usage.memory_peak = number(&dir, peak);
             usage.memory_limit = number(&dir, limit).filter(|limit| *limit < NO_LIMIT);
             usage.oom_kills = oom_kills(&dir, v2);

@@ -7,6 +7,8 @@
 mod overlay;
 mod root;
 
+pub(crate) use self::root::UPPER;
+
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -75,7 +77,7 @@ struct PreparedBox {
 
 /// Builds the box around this process, replies to the client, and runs init.
 pub(crate) fn run(mut resources: Resources<'_>, request: FinishRequest, main: InitMain) -> ! {
-    let prepared = prepare(&mut resources).and_then(|prepared| {
+    let prepared = prepare(&mut resources, &request.trees).and_then(|prepared| {
         let trees = request.trees.iter().map(|(tree, _)| tree);
         let more = trees.chain(&request.init_fds).chain([&request.reply]);
         close_inherited(&resources, &prepared, more)?;
@@ -140,7 +142,7 @@ fn close_inherited<'a>(
 
 /// Prepares a box without a plan, waits for the plan, and completes the box.
 pub(crate) fn run_spare(mut resources: Resources<'_>, socket: OwnedFd, main: InitMain) -> ! {
-    let prepared = match prepare(&mut resources) {
+    let prepared = match prepare(&mut resources, &[]) {
         Ok(prepared) => prepared,
         Err(error) => {
             // If a plan has already arrived, its client receives the error.
@@ -167,7 +169,7 @@ pub(crate) fn run_spare(mut resources: Resources<'_>, socket: OwnedFd, main: Ini
 }
 
 #[inline(never)]
-fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
+fn prepare(resources: &mut Resources<'_>, trees: &[(OwnedFd, Mount)]) -> Result<PreparedBox> {
     // The name only helps operators on the host.
     let _ = rustix::thread::set_name(c"box-init");
     let server = resources.server;
@@ -195,7 +197,7 @@ fn prepare(resources: &mut Resources<'_>) -> Result<PreparedBox> {
     let oom_events = resources
         .group
         .and_then(|group| server.cgroups.oom_file(&group.name));
-    let (tree, upper) = root::prepare(resources)?;
+    let (tree, upper) = root::prepare(resources, trees)?;
     let outer = Outer {
         user: server.template.user.try_clone().at("duplicate")?,
         mounts,
@@ -269,6 +271,9 @@ fn finish(
         init_fds: fds,
         reply,
     } = request;
+    let workspace = tree
+        .workspace_device()
+        .at("read the workspace's metadata")?;
     tree.finish(&plan, &trees)?;
     rustix::system::sethostname(plan.hostname.as_bytes()).at("set the host name")?;
 
@@ -300,6 +305,7 @@ fn finish(
             .group
             .map_or(Duration::ZERO, |group| group.cpu_before),
         egress: EgressCookies::of(&egress).at("read the egress cookies")?,
+        workspace,
     };
     let mut fds_sent = vec![pidfd.as_fd(), outer.mounts.as_fd(), outer.upper.as_fd()];
     fds_sent.extend(egress.iter().map(AsFd::as_fd));

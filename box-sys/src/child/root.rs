@@ -33,7 +33,7 @@ use crate::server::overlays::Overlays;
 use crate::server::template_mounts::Template;
 
 /// Directory of the private files in their file system. Everything that a guest writes is there.
-pub(super) const UPPER: &str = "upper";
+pub(crate) const UPPER: &str = "upper";
 
 /// Mode of a directory in which all users can write, and only owners can delete.
 const SHARED: RawMode = 0o1777;
@@ -52,7 +52,10 @@ const TERMINALS: &str = "64";
 /// Builds the common parts and makes them the root of this process.
 ///
 /// Returns the directory of the private files as well.
-pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<(RootBuilder, OwnedFd)> {
+pub(super) fn prepare(
+    resources: &mut Resources<'_>,
+    trees: &[(OwnedFd, Mount)],
+) -> Result<(RootBuilder, OwnedFd)> {
     let template = &resources.server.template;
     let scratch = scratch(resources)?;
     let Overlays {
@@ -63,20 +66,26 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<(RootBuilder, Own
         .take()
         .map_or_else(|| Overlays::new(template), Ok)?;
     attach(&template_files, open("/o")?).at("attach the template files")?;
-    create_dir(&scratch, UPPER)?;
+    // A disk of an ended box has its files.
+    let is_used = match rustix::fs::mkdirat(&scratch, UPPER, Mode::from(0o755)) {
+        Ok(()) => false,
+        Err(Errno::EXIST) => true,
+        Err(error) => return Err(error).at("create the directory of the private files"),
+    };
     let upper = open_beneath(&scratch, UPPER, OFlags::PATH | OFlags::DIRECTORY);
     let upper = upper.at("open the private files")?;
     let shape = resources.shape;
     let root = if shape.has_overlay() {
-        overlay::root(resources, &scratch)?
+        overlay::root(resources, &scratch, is_used)?
     } else {
         clone_tree(&scratch, UPPER, false).at("clone the root's mount")?
     };
     attach(&root, open("/r")?).at("attach the root")?;
-    let tree = RootBuilder {
+    let mut tree = RootBuilder {
         root,
         guest: resources.server.ids.of(&shape.guest),
-        has_snapshots: !shape.layers.is_empty(),
+        has_snapshots: is_used || !shape.layers.is_empty(),
+        workspace: None,
     };
     if shape.root == Root::Host {
         tree.mount_system(template, &template_files, &system)?;
@@ -88,6 +97,18 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<(RootBuilder, Own
     tree.create_private_dir(&shape.guest.home, Access::Guest)?;
     if shape.root == Root::Host {
         tree.mount_default_identity(&template_files)?;
+    }
+    if let Some((source, mount)) = trees.iter().find(|(_, mount)| mount.overlay) {
+        tree.create_upper(&mount.target)?;
+        let upper = open_beneath(
+            &upper,
+            within(&mount.target),
+            OFlags::PATH | OFlags::DIRECTORY,
+        );
+        let upper = upper.at("open the changes of the workspace")?;
+        tree.workspace = Some(overlay::workspace(
+            resources, &scratch, source, &upper, mount,
+        )?);
     }
     // The new root covers the old one at the same path. The detach then removes the old one.
     rustix::process::fchdir(&tree.root).at("enter the root")?;
@@ -101,8 +122,8 @@ pub(super) fn prepare(resources: &mut Resources<'_>) -> Result<(RootBuilder, Own
 fn scratch(resources: &mut Resources<'_>) -> Result<OwnedFd> {
     let scratch = match (&resources.shape.scratch, resources.scratch.take()) {
         (Scratch::Memory(caps), _) => memory(*caps, "0755", 0)?,
-        (Scratch::FileSystem { .. } | Scratch::Directory { .. }, Some(disk)) => disk,
-        (Scratch::FileSystem { .. } | Scratch::Directory { .. }, None) => {
+        (_, Some(disk)) => disk,
+        (Scratch::FileSystem { .. } | Scratch::File { .. } | Scratch::Directory { .. }, None) => {
             return Err(Error::Protocol("a box without its disk".into()));
         }
     };
@@ -144,7 +165,7 @@ pub(super) fn create_dir(at: impl AsFd, name: &str) -> Result<()> {
 }
 
 /// Converts an absolute path to one relative to the root.
-fn within(path: &Path) -> &Path {
+pub(super) fn within(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
@@ -164,6 +185,8 @@ pub(super) struct RootBuilder {
     guest: (u32, u32),
     /// Whether an earlier guest has changed files of the root.
     has_snapshots: bool,
+    /// The overlay of a mount whose changes go to the private files.
+    workspace: Option<OwnedFd>,
 }
 
 impl RootBuilder {
@@ -174,21 +197,31 @@ impl RootBuilder {
             chown(&self.root, "", self.guest).at("give the root to the guest")?;
             self.create_dir(Path::new("opt"), Access::Guest)?;
         }
+        let mut dirs: Vec<&PathBuf> = plan.dirs.iter().collect();
+        dirs.sort();
+        dirs.retain(|dir| {
+            let is_target = plan.mounts.iter().any(|mount| mount.target == **dir);
+            !is_target && **dir != plan.guest.home
+        });
+        let in_mount = |dir: &Path| plan.mount_of(dir).is_some();
+        let (later, first): (Vec<_>, Vec<_>) = dirs.into_iter().partition(|dir| in_mount(dir));
+        // Before the mounts, because a private directory would hide a mount below it.
+        for dir in first {
+            self.create_private_dir(dir, Access::Guest)?;
+        }
         for (tree, mount) in trees {
             let name = mount.target.display();
+            let tree = match &self.workspace {
+                Some(workspace) if mount.overlay => workspace,
+                _ => tree,
+            };
             let place = self.mount_point_of(&mount.target, tree);
             attach(tree, place.at(format!("create the mount point {name}"))?)
                 .at(format!("attach the mount {name}"))?;
         }
-        let mut dirs: Vec<&PathBuf> = plan.dirs.iter().collect();
-        dirs.sort();
-        for dir in dirs {
-            if plan.mounts.iter().any(|mount| mount.target == *dir) || *dir == plan.guest.home {
-                continue;
-            }
-            match plan.mount_of(dir) {
-                Some(mount) => self.create_dir_in_mount(mount, dir)?,
-                None => self.create_private_dir(dir, Access::Guest)?,
+        for dir in later {
+            if let Some(mount) = plan.mount_of(dir) {
+                self.create_dir_in_mount(mount, dir)?;
             }
         }
         if plan.read_only_root {
@@ -199,8 +232,28 @@ impl RootBuilder {
     }
 
     /// Descriptors that `finish` needs.
-    pub(super) fn descriptors(&self) -> [&OwnedFd; 1] {
-        [&self.root]
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = &OwnedFd> {
+        [&self.root].into_iter().chain(&self.workspace)
+    }
+
+    /// Device of the overlay of a mount, by which the server finds it again.
+    pub(super) fn workspace_device(&self) -> io::Result<Option<u64>> {
+        let stat = self.workspace.as_ref().map(rustix::fs::fstat).transpose();
+        Ok(stat?.map(|stat| stat.st_dev))
+    }
+
+    /// Creates the directory of the changes of a mount, which is its mount point.
+    fn create_upper(&self, target: &Path) -> Result<()> {
+        let path = within(target);
+        let created = self.create_dir(path, Access::Guest)?;
+        let place = match created {
+            Some(place) => place,
+            None => self.mount_point(path)?,
+        };
+        // A directory of a layer has no copy in the private files before its first change.
+        let mode = rustix::fs::fstat(&place).at("read a directory's metadata")?;
+        let mode = Mode::from_raw_mode(mode.st_mode);
+        rustix::fs::chmodat(&place, ".", mode, AtFlags::empty()).at("set a directory's mode")
     }
 
     /// Creates a writable directory in the root.
@@ -407,9 +460,9 @@ impl RootBuilder {
                 shm
             }
             // Programs expect shared memory to be memory.
-            Scratch::FileSystem { shm, .. } | Scratch::Directory { shm, .. } => {
-                memory(*shm, "1777", ATTR_NOEXEC)?
-            }
+            Scratch::FileSystem { shm, .. }
+            | Scratch::File { shm, .. }
+            | Scratch::Directory { shm, .. } => memory(*shm, "1777", ATTR_NOEXEC)?,
         };
         attach(shm, self.open_inside("dev/shm")?).at("attach /dev/shm")
     }

@@ -1,5 +1,6 @@
 //! Client side: the connection to the fork server and a handle for each box.
 
+mod changes;
 mod pending;
 mod sandbox;
 mod snapshot;
@@ -21,6 +22,7 @@ use crate::wire::{
     socket_pair,
 };
 
+pub use self::changes::{ChangesOf, PendingChanges};
 pub use self::pending::PendingSandbox;
 pub use self::sandbox::Sandbox;
 pub use self::snapshot::PendingSnapshot;
@@ -219,19 +221,29 @@ impl ForkServer {
         self.request(&Request::Settle, &[]).map(drop)
     }
 
-    fn request(&self, request: &Request, with: &[BorrowedFd<'_>]) -> Result<Reply> {
-        let (near, far) = socket_pair().at("create a socket pair")?;
-        let mut fds = vec![far.as_fd()];
-        fds.extend(with);
-        send_message(self.socket.as_fd(), request, &fds)?;
-        drop(fds);
-        drop(far);
-        let mut buffer = vec![0; next_length(near.as_fd()).at("receive")?];
-        receive_message::<Reply>(near.as_fd(), &mut buffer)?
-            .ok_or(Error::ServerGone)?
-            .0
-            .into_result()
+    fn request(&self, asked: &Request, with: &[BorrowedFd<'_>]) -> Result<Reply> {
+        request(&self.socket, asked, with)
     }
+}
+
+/// Sends a request to a server, and waits for its reply.
+fn request(socket: &OwnedFd, request: &Request, with: &[BorrowedFd<'_>]) -> Result<Reply> {
+    let (near, far) = socket_pair().at("create a socket pair")?;
+    let mut fds = vec![far.as_fd()];
+    fds.extend(with);
+    match send_message(socket.as_fd(), request, &fds) {
+        Err(Error::Step { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => {
+            return Err(Error::ServerGone);
+        }
+        sent => sent?,
+    }
+    drop(fds);
+    drop(far);
+    let mut buffer = vec![0; next_length(near.as_fd()).at("receive")?];
+    receive_message::<Reply>(near.as_fd(), &mut buffer)?
+        .ok_or(Error::ServerGone)?
+        .0
+        .into_result()
 }
 
 impl Drop for ForkServer {

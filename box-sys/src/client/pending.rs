@@ -46,6 +46,7 @@ impl PendingSandbox {
                 missing,
                 cpu_before,
                 egress: cookies,
+                workspace,
             },
             [Some(pidfd), Some(mounts), Some(upper)],
         ) = (reply, [fds.next(), fds.next(), fds.next()])
@@ -62,6 +63,7 @@ impl PendingSandbox {
             cgroup,
             missing,
             guest: self.guest,
+            workspace,
             cpu_before,
             frozen: AtomicBool::new(false),
             cookies,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use super::request;
 use crate::cgroup::{Cgroups, Usage, start_time};
 use crate::error::{At, Error, Result};
 use crate::network::{EgressCookies, EgressSockets};
@@ -27,6 +28,8 @@ pub struct Sandbox {
     pub(super) missing: Vec<String>,
     /// User and group id of the guest.
     pub(super) guest: (u32, u32),
+    /// Device of the overlay of a mount, if the box has one.
+    pub(super) workspace: Option<u64>,
     pub(super) cpu_before: Duration,
     /// Whether the box may be frozen.
     ///
@@ -53,6 +56,7 @@ impl Sandbox {
             guest: self.guest.0,
             group: Some(self.guest.1),
             upper: self.upper.as_ref().and_then(|upper| identity(upper).ok()),
+            workspace: self.workspace,
             cpu_before: self.cpu_before,
             egress: self.cookies.clone(),
         }
@@ -86,6 +90,7 @@ impl Sandbox {
             guest,
             group,
             upper: known_upper,
+            workspace,
             cpu_before,
             egress: cookies,
         } = record;
@@ -102,6 +107,7 @@ impl Sandbox {
             cgroup,
             missing,
             guest: (guest, group.unwrap_or(guest)),
+            workspace,
             cpu_before,
             frozen: AtomicBool::new(true),
             cookies,
@@ -195,6 +201,21 @@ impl Sandbox {
             .unwrap_or_default();
         usage.cpu = usage.cpu.map(|cpu| cpu.saturating_sub(self.cpu_before));
         usage
+    }
+
+    /// Keeps the disk of the box, [`Scratch::FileSystem`](crate::Scratch::FileSystem), after its end.
+    ///
+    /// Otherwise the server ends the file system together with the box, without its last writes.
+    /// The server of an adopted box has ended, so that the disk of the box stays in any case.
+    pub fn keep_disk(&self) -> Result<()> {
+        let Some(server) = &self.server else {
+            return Ok(());
+        };
+        let pid = self.pid();
+        match request(server, &Request::KeepDisk { pid }, &[]) {
+            Ok(_) | Err(Error::ServerGone) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Asks the kernel to stop all processes of the box, init included.

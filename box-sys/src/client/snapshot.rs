@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::{ForkServer, Sandbox};
 use crate::error::{At, Error, Result};
+use crate::plan::{LAYERS_MAX, Layer};
 use crate::snapshot::{SnapshotLimits, SnapshotSize};
 use crate::wire::{Reply, Request, next_length, receive_message, send_message, socket_pair};
 
@@ -30,6 +31,31 @@ impl ForkServer {
         let (near, far) = socket_pair().at("create a socket pair")?;
         let fds = [far.as_fd(), upper.as_fd(), to];
         send_message(self.socket.as_fd(), &Request::Snapshot { limits }, &fds)?;
+        Ok(PendingSnapshot { near })
+    }
+}
+
+impl ForkServer {
+    /// Starts to write the files of layers, the topmost first, to an empty directory.
+    ///
+    /// The result is a layer of copied files. Boxes on it see what boxes on all of these layers
+    /// see. The user of the server must be able to write to the directory.
+    pub fn start_merge(
+        &self,
+        layers: &[Layer],
+        to: BorrowedFd<'_>,
+        limits: SnapshotLimits,
+    ) -> Result<PendingSnapshot> {
+        if layers.is_empty() || layers.len() > LAYERS_MAX {
+            let count = layers.len();
+            return Err(Error::Invalid(format!(
+                "layers: {count}; must be 1 to {LAYERS_MAX}"
+            )));
+        }
+        let (near, far) = socket_pair().at("create a socket pair")?;
+        let layers = layers.to_vec();
+        let request = Request::Merge { layers, limits };
+        send_message(self.socket.as_fd(), &request, &[far.as_fd(), to])?;
         Ok(PendingSnapshot { near })
     }
 }

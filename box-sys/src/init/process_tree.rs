@@ -131,9 +131,14 @@ pub(super) fn kill(command: &Command, by: Carrier) -> usize {
     let (mut known, mut killed) = (BTreeSet::new(), 0);
     loop {
         let mut pids: Vec<i32> = processes().filter(|pid| !known.contains(pid)).collect();
-        // Youngest first, because the chain of forks continues there.
-        pids.sort_unstable_by_key(|pid| Reverse(*pid));
         let before = known.len();
+        if before == 0 {
+            // Parents first: a shell that sees its child die would still write about it.
+            pids.sort_unstable_by_key(|pid| (*pid != command.pid, *pid));
+        } else {
+            // Youngest first, because the chain of forks continues there.
+            pids.sort_unstable_by_key(|pid| Reverse(*pid));
+        }
         for pid in pids {
             // Opened before the check, so that the signal reaches the checked process.
             let handle =

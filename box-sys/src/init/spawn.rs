@@ -301,6 +301,11 @@ fn prepare_and_exec(start: &Start<'_>) -> io::Result<std::convert::Infallible> {
     limit_descriptors(start.descriptors)?;
     for (resource, value) in start.rlimits {
         lower_limit(*resource, *value)?;
+        if *resource == libc::RLIMIT_FSIZE {
+            // The write fails and the program can report it. The signal would end it without a word.
+            // SAFETY: sets a disposition in the child's own table.
+            unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        }
     }
     if let Some(ids) = start.ids {
         become_guest(ids)?;

@@ -36,6 +36,9 @@ pub enum DiskKind {
     Directory,
 }
 
+/// A file system with less free space counts as full.
+const FULL_BYTES: u64 = 4 << 20;
+
 /// Most formatted templates that the server keeps, one for each size.
 const TEMPLATES_MAX: usize = 4;
 
@@ -260,10 +263,13 @@ pub(crate) fn format(
         .status()
         .at("run mke2fs")?;
     if formatted.success() {
-        Ok(())
-    } else {
-        Err(io::Error::from(io::ErrorKind::InvalidInput)).at("format a disk")
+        return Ok(());
     }
+    // The program tells only by its text why it failed.
+    let room = rustix::fs::fstatvfs(file).at("measure the room for a disk")?;
+    let is_full = room.f_bavail.saturating_mul(room.f_frsize) < FULL_BYTES;
+    let error = if is_full { Errno::NOSPC } else { Errno::IO };
+    Err(error).at("format a disk")
 }
 
 /// Copies the data of a file without its holes.

@@ -2,15 +2,16 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use super::disks::Disk;
-use super::layers::Layers;
+use super::layers::{self, DISK_WAIT, Layers};
 use super::spares::Spare;
 use super::{RunningBox, Server};
 use crate::child::{self, FinishRequest, InitMain, Resources};
+use crate::disk_file::{self, Use};
 use crate::error::{At, Error, Result};
 use crate::mounts::{attach, clone_tree, create_mount_point};
 use crate::plan::{Limits, Mount, SandboxPlan, Scratch, Source, check_target};
@@ -38,7 +39,7 @@ struct HostTrees {
 fn disk_name(plan: &SandboxPlan) -> Option<&Path> {
     match &plan.scratch {
         Scratch::FileSystem { name, .. } => name.as_deref(),
-        Scratch::Memory(_) | Scratch::Directory { .. } => None,
+        Scratch::Memory(_) | Scratch::File { .. } | Scratch::Directory { .. } => None,
     }
 }
 
@@ -60,18 +61,28 @@ impl Server {
             ));
         }
         let init_fds = fds.split_off(sources);
-        let HostTrees { scratch, trees } =
-            self.in_host_mounts(|server| server.trees(plan, &fds))?;
+        if let Scratch::File { path, .. } = &plan.scratch {
+            // Spares may use it as a layer.
+            self.forget_layer(path);
+        }
+        let (HostTrees { scratch, trees }, stale) = self.in_host_mounts(|server| {
+            let stale = server.layers.stale(plan);
+            Ok((server.trees(plan, &fds)?, stale))
+        })?;
         let request = FinishRequest {
             plan: plan.clone(),
             trees,
             init_fds,
             reply,
         };
-        for layer in self.layers.stale(plan) {
+        for layer in stale {
             self.shapes.forget_layer(layer);
         }
-        if scratch.is_none() && request.trees.len() + request.init_fds.len() < FDS_MAX {
+        // A spare cannot make the overlay of a mount any more.
+        if scratch.is_none()
+            && plan.overlay_mount().is_none()
+            && request.trees.len() + request.init_fds.len() < FDS_MAX
+        {
             while let Some(spare) = self.shapes.take(plan) {
                 // A spare that has died does not take the request. Try the next one.
                 if self.assign_spare(&spare, &request)? {
@@ -79,7 +90,25 @@ impl Server {
                 }
             }
         }
-        let layers = self.layers(plan)?;
+        let created = self.create_new(plan, scratch, request);
+        if created.is_err() {
+            self.shapes.give_up(plan);
+            self.drop_unused(&layers::disks(&plan.layers));
+        }
+        created
+    }
+
+    /// Creates a box without a spare.
+    fn create_new(
+        &mut self,
+        plan: &SandboxPlan,
+        scratch: Option<OwnedFd>,
+        request: FinishRequest,
+    ) -> Result<()> {
+        let mut layers = self.layers(plan)?;
+        if let Some((tree, _)) = request.trees.iter().find(|(_, mount)| mount.overlay) {
+            layers.by_descriptor &= self.layers.takes_descriptors(tree.as_fd());
+        }
         let mut disk = self.new_disk(plan)?;
         if let (Some(disk), Some(name)) = (&mut disk, disk_name(plan)) {
             self.disks.name(&mut disk.handle, name)?;
@@ -94,13 +123,30 @@ impl Server {
         Ok(())
     }
 
+    /// Drops the mount of a layer, and ends the spares on it.
+    fn forget_layer(&mut self, path: &Path) {
+        self.layers.forget(path);
+        self.shapes.forget_layer(path);
+    }
+
+    /// Drops the mounts of layers that no box uses.
+    pub(super) fn drop_unused(&mut self, layers: &[PathBuf]) {
+        for path in layers {
+            let uses =
+                |running: &RunningBox| running.assigned && running.disk_layers.contains(path);
+            if !self.boxes.values().any(uses) {
+                self.forget_layer(path);
+            }
+        }
+    }
+
     /// Makes the disk of a box, if its plan asks for one.
     fn new_disk(&mut self, plan: &SandboxPlan) -> Result<Option<Disk>> {
         match plan.scratch {
             Scratch::FileSystem { caps, .. } => {
                 self.in_host_mounts(|server| server.disks.make(caps).map(Some))
             }
-            Scratch::Memory(_) | Scratch::Directory { .. } => Ok(None),
+            Scratch::Memory(_) | Scratch::File { .. } | Scratch::Directory { .. } => Ok(None),
         }
     }
 
@@ -133,6 +179,8 @@ impl Server {
         if added.is_err() {
             self.shapes.give_up(&shape);
         }
+        // The last box on a layer may have ended before the spare was made.
+        self.drop_unused(&layers::disks(&shape.layers));
         added
     }
 
@@ -213,17 +261,16 @@ impl Server {
                 child(resources, self.init)
             }
             Ok(Forked::Parent(pid, _pidfd)) => {
-                let group = group.map(|group| group.name);
-                self.boxes.insert(
-                    pid,
-                    RunningBox {
-                        group,
-                        owned: true,
-                        has_handle: false,
-                        overlays,
-                        disk,
-                    },
-                );
+                let running = RunningBox {
+                    group: group.map(|group| group.name),
+                    owned: true,
+                    assigned: false,
+                    has_handle: false,
+                    overlays,
+                    disk,
+                    disk_layers: layers::disks(&shape.layers),
+                };
+                self.boxes.insert(pid, running);
                 Ok(pid)
             }
             Err(error) => {
@@ -240,6 +287,7 @@ impl Server {
     fn assign(&mut self, pid: i32, plan: &SandboxPlan) {
         if let Some(running) = self.boxes.get_mut(&pid) {
             running.owned = plan.owned;
+            running.assigned = true;
             running.has_handle = true;
         }
     }
@@ -255,6 +303,11 @@ impl Server {
         fds: &[OwnedFd],
     ) -> Result<()> {
         check_target(&mount.target)?;
+        if mount.overlay {
+            return Err(Error::Invalid(
+                "mounts: a running box cannot get an overlay".into(),
+            ));
+        }
         let Some((namespace, fds)) = fds.split_first() else {
             return Err(Error::Protocol("no mount namespace in the request".into()));
         };
@@ -282,7 +335,7 @@ impl Server {
     /// Returns to the template's mount namespace, or exits.
     ///
     /// The server must not run in any other mount namespace.
-    fn return_to_template(&self) {
+    pub(super) fn return_to_template(&self) {
         if raw::setns(self.template_mounts(), libc::CLONE_NEWNS).is_err() {
             raw::exit_now(1);
         }
@@ -292,6 +345,7 @@ impl Server {
         let scratch = match &plan.scratch {
             Scratch::Memory(_) | Scratch::FileSystem { .. } => None,
             Scratch::Directory { path, .. } => Some(self.scratch_tree(path)?),
+            Scratch::File { path, .. } => Some(disk_file::mount(path, Use::Upper, DISK_WAIT)?),
         };
         let mut trees = Vec::with_capacity(plan.mounts.len());
         for mount in &plan.mounts {
@@ -303,7 +357,7 @@ impl Server {
         Ok(HostTrees { scratch, trees })
     }
 
-    /// Opens the image and the snapshots of a box.
+    /// Opens the image and the layers of a box.
     fn layers(&mut self, plan: &SandboxPlan) -> Result<Layers> {
         if plan.has_overlay() {
             return self.in_host_mounts(|server| {
@@ -325,7 +379,12 @@ impl Server {
     }
 
     /// Clones a host directory as a restricted mount with mapped owner.
-    fn tree(&mut self, mount: &Mount, guest: (u32, u32), fds: &[OwnedFd]) -> Result<OwnedFd> {
+    pub(super) fn tree(
+        &mut self,
+        mount: &Mount,
+        guest: (u32, u32),
+        fds: &[OwnedFd],
+    ) -> Result<OwnedFd> {
         // An ordinary user can only clone a tree with its submounts, because they are locked. Root
         // leaves out submounts, so that a workspace is one file system.
         let recursive = !self.template.privileged;
@@ -345,7 +404,11 @@ impl Server {
         if self.template.privileged {
             self.map_owner(&tree, mount, guest)?;
         }
-        let read_only = if mount.writable { 0 } else { ATTR_RDONLY };
+        let read_only = if mount.writable && !mount.overlay {
+            0
+        } else {
+            ATTR_RDONLY
+        };
         raw::mount_setattr(
             tree.as_fd(),
             recursive,
@@ -356,7 +419,12 @@ impl Server {
         Ok(tree)
     }
 
-    fn map_owner(&mut self, tree: &OwnedFd, mount: &Mount, guest: (u32, u32)) -> Result<()> {
+    pub(super) fn map_owner(
+        &mut self,
+        tree: &OwnedFd,
+        mount: &Mount,
+        guest: (u32, u32),
+    ) -> Result<()> {
         let stat = rustix::fs::fstat(tree).at("read a mount source's metadata")?;
         if stat.st_uid == self.ids.guest(guest.0) {
             return Ok(());
@@ -389,7 +457,7 @@ pub(super) fn open_source(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Reopens a descriptor of another mount namespace in this one.
-fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+pub(super) fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     let place = open_source(&name)?;

@@ -1,22 +1,39 @@
-//! Layers: directories below the private files of a box, which the server keeps ready.
+//! Layers: files below the private files of a box, which the server keeps ready.
 //!
-//! A layer is the root directory of an image or of a snapshot. The server keeps one detached,
-//! read-only mount of each layer in use. Where the server is root, the mount maps the ids of the
-//! files to those of a box, so that root of an image is root of the box. A box makes its overlay
-//! from the descriptors of these mounts, so that no box resolves a path.
+//! A layer is the root directory of an image, a directory with copied private files of an earlier
+//! box, or the disk of an earlier box. The server keeps one detached, read-only mount of each layer
+//! in use. Where the server is root, the mount of an image or of copied files maps the ids of the
+//! files to those of a box, so that root of an image is root of the box. The files of a disk have
+//! these ids already. A box makes its overlay from the descriptors of these mounts, so that no box
+//! resolves a path.
+//!
+//! The mount of a disk can occupy a loop device and the space of a removed file. The server drops it
+//! with the last box on it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::fs::OFlags;
+
+use super::launch::open_source;
 use super::pools::Pools;
+use crate::child::UPPER;
+use crate::disk_file::{self, Use};
 use crate::error::{At, Error, Result};
-use crate::mounts::{clone_tree, new_fs, overlay_of};
-use crate::plan::{Root, SandboxPlan};
+use crate::mounts::{clone_tree, new_fs, open_beneath, overlay_of};
+use crate::plan::{Layer as PlannedLayer, LayerKind, Root, SandboxPlan};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
 
 /// Most layers that the server keeps. Each takes one descriptor.
 const KEPT_MAX: usize = 128;
+
+/// How long the server waits for the end of a box that writes to a disk.
+///
+/// The server serves no other request meanwhile.
+pub(super) const DISK_WAIT: Duration = Duration::from_secs(2);
 
 /// The layers in use, the last used last.
 #[derive(Debug, Default)]
@@ -26,13 +43,17 @@ pub(super) struct KeptLayers {
     by_descriptor: Option<bool>,
 }
 
-/// The root directory of an image or of a snapshot.
+/// A mounted layer.
 #[derive(Debug)]
 struct Layer {
     /// A detached, read-only mount.
     tree: OwnedFd,
+    /// Its form. `None` is an image.
+    kind: Option<LayerKind>,
     /// Whether the owners of its files are ids of the box.
     mapped: bool,
+    /// Device and number of the file with the file system, if it is in a file.
+    file: Option<(u64, u64)>,
 }
 
 /// The layers of one box.
@@ -57,28 +78,47 @@ impl Default for Layers {
     }
 }
 
-/// The paths of a box's layers, the topmost first.
-fn paths(plan: &SandboxPlan) -> impl Iterator<Item = &Path> {
+/// The layers of a box, the topmost first, and the form of each. `None` is an image.
+fn all(plan: &SandboxPlan) -> impl Iterator<Item = (&Path, Option<LayerKind>)> {
     let image = match &plan.root {
         Root::Host => None,
-        Root::Image(path) => Some(path),
+        Root::Image(path) => Some((path.as_path(), None)),
     };
-    plan.layers.iter().chain(image).map(PathBuf::as_path)
+    listed(&plan.layers).chain(image)
+}
+
+fn listed(layers: &[PlannedLayer]) -> impl Iterator<Item = (&Path, Option<LayerKind>)> {
+    layers
+        .iter()
+        .map(|layer| (layer.path.as_path(), Some(layer.kind)))
+}
+
+/// The layers that are disks, which the server drops with the last box on them.
+pub(super) fn disks(layers: &[PlannedLayer]) -> Vec<PathBuf> {
+    let disks = layers.iter().filter(|layer| layer.kind == LayerKind::Disk);
+    disks.map(|layer| layer.path.clone()).collect()
 }
 
 /// Whether a box uses this layer.
 pub(super) fn has(plan: &SandboxPlan, layer: &Path) -> bool {
-    paths(plan).any(|path| path == layer)
+    all(plan).any(|(path, _)| path == layer)
 }
 
 impl KeptLayers {
-    /// The layers of a plan whose directories have been removed since the server opened them.
+    /// The layers of a plan whose files have been removed since the server opened them.
+    ///
+    /// The caller is in the host's mount namespace.
     pub(super) fn stale<'a>(&self, plan: &'a SandboxPlan) -> Vec<&'a Path> {
         let is_stale = |path: &&Path| {
             let known = self.kept.iter().find(|(kept, _)| kept == path);
-            known.is_some_and(|(_, layer)| !exists(&layer.tree))
+            known.is_some_and(|(path, layer)| !layer.is_current(path))
         };
-        paths(plan).filter(is_stale).collect()
+        all(plan).map(|(path, _)| path).filter(is_stale).collect()
+    }
+
+    /// Drops the mount of a layer.
+    pub(super) fn forget(&mut self, path: &Path) {
+        self.kept.retain(|(kept, _)| kept != path);
     }
 
     /// The layers of one box.
@@ -90,40 +130,65 @@ impl KeptLayers {
         privileged: bool,
         pools: &mut Pools,
     ) -> Result<Layers> {
+        self.open_all(all(plan), privileged, pools)
+    }
+
+    /// Layers without an image, as [`Self::open`].
+    pub(super) fn open_listed(
+        &mut self,
+        layers: &[PlannedLayer],
+        privileged: bool,
+        pools: &mut Pools,
+    ) -> Result<Vec<OwnedFd>> {
+        Ok(self.open_all(listed(layers), privileged, pools)?.trees)
+    }
+
+    fn open_all<'a>(
+        &mut self,
+        all: impl Iterator<Item = (&'a Path, Option<LayerKind>)>,
+        privileged: bool,
+        pools: &mut Pools,
+    ) -> Result<Layers> {
         let mut layers = Layers::default();
-        for (at, path) in paths(plan).enumerate() {
-            let (tree, mapped) = self.open_one(path, privileged, pools)?;
+        for (path, kind) in all {
+            let (tree, mapped) = self.open_one(path, kind, privileged, pools)?;
             layers.trees.push(tree);
-            let is_image = at == plan.layers.len();
             // The guest could not use its own files of a snapshot.
-            if privileged && !mapped && !is_image {
+            if privileged && !mapped && kind.is_some() {
                 return Err(Error::Unavailable(
                     "mapped owners on the file system of a snapshot".into(),
                 ));
             }
-            layers.has_owners &= mapped || !is_image;
+            layers.has_owners &= mapped || kind.is_some();
         }
         layers.by_descriptor = self.by_descriptor.unwrap_or(true);
         Ok(layers)
     }
 
+    /// Whether an overlay takes detached mounts as this one by their descriptors.
+    pub(super) fn takes_descriptors(&mut self, tree: BorrowedFd<'_>) -> bool {
+        *self.by_descriptor.get_or_insert_with(|| can_overlay(tree))
+    }
+
     /// Opens a layer. Returns its mount, and whether the owners of its files are ids of the box.
-    fn open_one(
+    pub(super) fn open_one(
         &mut self,
         path: &Path,
+        kind: Option<LayerKind>,
         privileged: bool,
         pools: &mut Pools,
     ) -> Result<(OwnedFd, bool)> {
         let known = self.kept.iter().position(|(kept, _)| kept == path);
         let known = known.map(|at| self.kept.remove(at));
-        let known = known.filter(|(_, layer)| exists(&layer.tree));
+        let known = known.filter(|(path, layer)| layer.kind == kind && layer.is_current(path));
         let layer = match known {
             Some((_, layer)) => layer,
-            None => new(path, privileged, pools)?,
+            None => Layer::new(path, kind, privileged, pools)?,
         };
         let tree = layer.tree.as_fd();
         let mapped = layer.mapped;
-        if !*self.by_descriptor.get_or_insert_with(|| can_overlay(tree)) {
+        let by_descriptor = *self.by_descriptor.get_or_insert_with(|| can_overlay(tree));
+        if !by_descriptor {
             // A box uses up the mount.
             return Ok((layer.tree, mapped));
         }
@@ -142,21 +207,80 @@ fn can_overlay(tree: BorrowedFd<'_>) -> bool {
     empty.is_ok_and(|empty| overlay_of(&[tree, empty.as_fd()], &[], ATTR_RDONLY).is_ok())
 }
 
-/// Whether the directory of a mount has not been removed.
-fn exists(tree: &OwnedFd) -> bool {
-    rustix::fs::fstat(tree).is_ok_and(|stat| stat.st_nlink > 0)
+impl Layer {
+    fn new(
+        path: &Path,
+        kind: Option<LayerKind>,
+        privileged: bool,
+        pools: &mut Pools,
+    ) -> Result<Self> {
+        let place = open_source(path).at("open a layer of the root")?;
+        let is_disk = kind == Some(LayerKind::Disk);
+        if is_disk && is_file(&place) {
+            if !privileged {
+                return Err(Error::Unavailable("disks of root's boxes".into()));
+            }
+            return Self::in_file(path);
+        }
+        let place = if is_disk { open_upper(&place)? } else { place };
+        // An ordinary user can only clone a tree with its submounts, because they are locked.
+        let recursive = !privileged;
+        let tree = clone_tree(&place, "", recursive).at("clone the mount of a layer")?;
+        // The files of a disk have the ids of boxes.
+        let mapped =
+            is_disk || (privileged && map(&tree, pools).at("map the owners of a layer")?);
+        let attr = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV;
+        raw::mount_setattr(tree.as_fd(), recursive, attr, 0).at("restrict a layer")?;
+        Ok(Self {
+            tree,
+            kind,
+            mapped,
+            file: None,
+        })
+    }
+
+    /// Mounts the file system in a file.
+    fn in_file(path: &Path) -> Result<Self> {
+        let mount = disk_file::mount(path, Use::Layer, DISK_WAIT)?;
+        let tree = disk_file::subtree(&mount, path, || open_upper(&mount))?;
+        let found = identity(path).ok_or_else(|| Error::Step {
+            step: "read the metadata of a disk".into(),
+            source: io::ErrorKind::NotFound.into(),
+        });
+        Ok(Self {
+            tree,
+            kind: Some(LayerKind::Disk),
+            mapped: true,
+            file: Some(found?),
+        })
+    }
+
+    /// Whether the files of the mount have not been removed.
+    ///
+    /// The caller is in the host's mount namespace.
+    fn is_current(&self, path: &Path) -> bool {
+        match self.file {
+            Some(file) => identity(path) == Some(file),
+            None => rustix::fs::fstat(&self.tree).is_ok_and(|stat| stat.st_nlink > 0),
+        }
+    }
 }
 
-/// Clones the mount of a layer's directory, read-only and with mapped owners.
-fn new(path: &Path, privileged: bool, pools: &mut Pools) -> Result<Layer> {
-    let place = super::launch::open_source(path).at("open a layer of the root")?;
-    // An ordinary user can only clone a tree with its submounts, because they are locked.
-    let recursive = !privileged;
-    let tree = clone_tree(&place, "", recursive).at("clone the mount of a layer")?;
-    let mapped = privileged && map(&tree, pools).at("map the owners of a layer")?;
-    let attr = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV;
-    raw::mount_setattr(tree.as_fd(), recursive, attr, 0).at("restrict a layer")?;
-    Ok(Layer { tree, mapped })
+/// Opens the directory of the private files in their storage.
+fn open_upper(storage: &OwnedFd) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    open_beneath(storage, UPPER, flags).at("open the files of a layer")
+}
+
+fn is_file(place: &OwnedFd) -> bool {
+    let stat = rustix::fs::fstat(place);
+    stat.is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file())
+}
+
+/// Device and number of a file.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 /// Maps the owners of a layer to the ids of boxes.

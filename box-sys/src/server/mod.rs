@@ -5,9 +5,11 @@
 //!
 //! `template_mounts.rs` builds the mounts that every box starts from, `overlays.rs` gives each box
 //! separate inodes of them, `pools.rs` prepares parts in advance, `spares.rs` keeps boxes that wait
-//! for a plan, `disks.rs` makes disks, `layers.rs` keeps images and snapshots, `snapshots.rs` makes
-//! snapshots, and `launch.rs` creates a box from a plan. This file contains the main loop.
+//! for a plan, `disks.rs` makes disks, `layers.rs` keeps images and layers, `snapshots.rs` makes
+//! layers, `changes.rs` compares files, and `launch.rs` creates a box from a plan. This file
+//! contains the main loop.
 
+mod changes;
 pub(crate) mod disks;
 mod launch;
 pub(crate) mod layers;
@@ -19,8 +21,10 @@ pub(crate) mod template_mounts;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions};
 
 use crate::cgroup::{Cgroups, Owner};
@@ -70,12 +74,16 @@ struct RunningBox {
     /// Open descriptors would be seven thousand for a thousand boxes.
     group: Option<String>,
     owned: bool,
+    /// Whether it has a plan. Otherwise it is a spare.
+    assigned: bool,
     /// Whether a client has a handle of it.
     has_handle: bool,
     /// Its overlays, if they came from the pool.
     overlays: Option<Overlays>,
-    /// Its disk, if the server made one.
+    /// Its disk, if the server made one that ends with the box.
     disk: Option<DiskHandle>,
+    /// Its layers that are disks.
+    disk_layers: Vec<PathBuf>,
 }
 
 /// Serves until the client closes the socket, then exits.
@@ -275,6 +283,21 @@ impl Server {
                 Ok(()) => return,
                 Err(error) => Err(error),
             },
+            Request::Merge { layers, limits } => {
+                match self.start_merge(&layers, &fds, &reply, limits) {
+                    Ok(()) => return,
+                    Err(error) => Err(error),
+                }
+            }
+            Request::KeepDisk { pid } => self.keep_disk(pid),
+            Request::Changes {
+                comparison,
+                selection,
+                task,
+            } => match self.start_changes(*comparison, selection, *task, &fds, &reply) {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
             Request::Configure(_) | Request::Release { .. } => {
                 Err(Error::Protocol("already configured".into()))
             }
@@ -307,6 +330,7 @@ impl Server {
         if let Some(disk) = running.disk {
             disk.discard();
         }
+        self.drop_unused(&running.disk_layers);
         self.pools.retire_overlays(running.overlays);
         if let Some(group) = running.group {
             if running.has_handle {
@@ -315,6 +339,14 @@ impl Server {
                 self.pools.return_group(&self.cgroups, &group);
             }
         }
+    }
+
+    /// Keeps the disk of a box after its end.
+    fn keep_disk(&mut self, pid: i32) -> Result<()> {
+        let running = self.boxes.get_mut(&pid);
+        let running = running.ok_or(Errno::SRCH).at("keep the disk of a box")?;
+        running.disk = None;
+        Ok(())
     }
 
     fn release(&mut self, cgroup: &str) {

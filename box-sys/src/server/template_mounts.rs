@@ -29,6 +29,7 @@ use super::overlays::{self, SystemTree};
 use crate::error::{At, Result};
 use crate::identity;
 use crate::mounts::{attach, clone_tree, create_dirs, create_file, new_fs, open_beneath};
+use crate::own_root;
 use crate::plan::{LAYERS_MAX, SandboxPlan};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID};
 
@@ -321,17 +322,7 @@ impl Template {
 /// It also unshares the network namespace. Leaving a network namespace requires privileges over it,
 /// and the server enters new ones.
 fn become_own_root() -> Result<()> {
-    let (uid, gid) = (
-        rustix::process::geteuid().as_raw(),
-        rustix::process::getegid().as_raw(),
-    );
-    raw::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWNET)
-        .at("unshare the user namespace")?;
-    // The kernel requires this order: it refuses a group map (EPERM) while groups could still be
-    // dropped.
-    fs::write("/proc/self/setgroups", "deny").at("deny setgroups")?;
-    fs::write("/proc/self/uid_map", format!("0 {uid} 1")).at("map the user")?;
-    fs::write("/proc/self/gid_map", format!("0 {gid} 1")).at("map the group")
+    own_root::enter(libc::CLONE_NEWNS | libc::CLONE_NEWNET)
 }
 
 /// Opens a namespace of this process.

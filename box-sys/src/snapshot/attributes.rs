@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use super::Owners;
+use super::{Made, Owners};
 use crate::mounts::chown;
 
 /// Id for files of other users.
@@ -19,8 +19,8 @@ const XATTR_MAX: usize = 64 << 10;
 /// Names of access control lists, which contain ids.
 const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// Attributes of an overlay that describe its directories without the layers below.
-const OVERLAY_MARKS: [&[u8]; 3] = [b"opaque", b"whiteout", b"whiteouts"];
+/// Attributes of an overlay that describe a file without the layers below. The last one is of Box.
+const OVERLAY_MARKS: [&[u8]; 4] = [b"opaque", b"whiteout", b"whiteouts", b"taken"];
 
 /// Attributes of an overlay without which a file is incomplete. Boxes never have them.
 const OVERLAY_PARTS: [&[u8]; 2] = [b"metacopy", b"redirect"];
@@ -29,21 +29,37 @@ const OVERLAY_PARTS: [&[u8]; 2] = [b"metacopy", b"redirect"];
 #[derive(Debug)]
 pub(super) struct Attributes {
     owners: Owners,
+    made: Made,
 }
 
 impl Attributes {
     pub(super) fn new(owners: Owners) -> Self {
-        Self { owners }
+        let made = Made::new(matches!(owners, Owners::OfBox { .. }));
+        Self { owners, made }
     }
 
-    /// Copies all attributes of an open file.
-    pub(super) fn copy(&self, from: &OwnedFd, to: &OwnedFd, stat: &Stat) -> io::Result<()> {
+    /// How the times of the box's versions are read and stored.
+    pub(super) fn made(&self) -> Made {
+        self.made
+    }
+
+    /// Copies all attributes of an open file, and stores when the box made its version.
+    pub(super) fn copy(
+        &self,
+        from: &OwnedFd,
+        to: &OwnedFd,
+        stat: &Stat,
+        made_at: Option<i64>,
+    ) -> io::Result<()> {
         if let Some(ids) = self.ids(stat) {
             chown(to, "", ids)?;
         }
         // After the owner, whose change clears bits of the mode.
         rustix::fs::fchmod(to, Mode::from_raw_mode(stat.st_mode))?;
         self.copy_extended(from, to)?;
+        if let Some(made_at) = made_at {
+            self.made.store(to, made_at)?;
+        }
         Ok(rustix::fs::futimens(to, &times(stat))?)
     }
 
@@ -80,6 +96,14 @@ impl Attributes {
                 let inside = id.checked_sub(base).filter(|inside| *inside < count);
                 inside.unwrap_or(UNMAPPED)
             }
+        }
+    }
+
+    /// Name of a mark of the overlay.
+    pub(super) fn mark(&self, mark: &str) -> String {
+        match self.owners {
+            Owners::OfBox { .. } => format!("trusted.overlay.{mark}"),
+            Owners::Same => format!("user.overlay.{mark}"),
         }
     }
 

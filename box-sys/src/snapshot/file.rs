@@ -24,13 +24,13 @@ enum Way {
 
 /// Copies contents, and remembers which way works.
 #[derive(Debug)]
-pub(super) struct Copier {
+pub(crate) struct Copier {
     way: Way,
     buffer: Vec<u8>,
 }
 
 impl Copier {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             way: Way::Share,
             buffer: Vec::new(),
@@ -38,7 +38,7 @@ impl Copier {
     }
 
     /// Copies a file. `step` gets the number of bytes before they are copied.
-    pub(super) fn copy(
+    pub(crate) fn copy(
         &mut self,
         from: &OwnedFd,
         to: &OwnedFd,

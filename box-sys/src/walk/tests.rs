@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 fn size(path: &Path) -> io::Result<Size> {
     let mut size = Size::default();
-    size.add(open(path)?, None, |_| true).map(|()| size)
+    size.add(open(path)?, &[], |_| true).map(|()| size)
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn counting_stops_above_the_limit() {
     }
     let mut size = Size::default();
     let few = |size: &Size| size.entries <= 10;
-    size.add(open(dir.path()).unwrap(), None, few).unwrap();
+    size.add(open(dir.path()).unwrap(), &[], few).unwrap();
     assert_eq!(size.entries, 11);
 }
 
@@ -75,7 +75,7 @@ fn a_directory_that_becomes_a_link_is_not_entered() {
         let (mut entered, mut most) = (0, 0);
         for _ in 0..20_000 {
             let mut found = Size::default();
-            let counted = found.add(&root, None, |_| true);
+            let counted = found.add(&root, &[], |_| true);
             most = most.max(counted.map_or(u64::MAX, |()| found.entries));
             entered += found.entries;
         }
@@ -118,4 +118,21 @@ fn a_tree_is_removed_however_deep_and_locked_it_is() {
     remove_all(&outside).unwrap();
     assert!(!outside.exists());
     remove_all(&outside).unwrap();
+}
+
+#[test]
+fn skipped_names_of_the_root_do_not_count() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["kept/one/work", "one/a/b", "two/c"] {
+        std::fs::create_dir_all(directory.path().join(name)).unwrap();
+    }
+    let root = open(directory.path().canonicalize().unwrap()).unwrap();
+    let count = |skipped: &[&CStr]| {
+        let mut size = Size::default();
+        size.add(&root, skipped, |_| true).unwrap();
+        size.entries
+    };
+    assert_eq!(count(&[]), 8);
+    assert_eq!(count(&[c"one", c"two"]), 3);
+    assert_eq!(count(&[c"work", c"a"]), 8, "only the root's");
 }

@@ -11,6 +11,7 @@ fn bind(path: &Path, target: &str, writable: bool) -> Mount {
         source: Source::Path(path.canonicalize().unwrap()),
         target: target.into(),
         writable,
+        overlay: false,
     }
 }
 
@@ -272,6 +273,7 @@ fn a_replaced_mount_source_is_refused() {
             source: Source::Fd(0),
             target: "/w".into(),
             writable: true,
+            overlay: false,
         });
         let create = || {
             server

@@ -191,6 +191,7 @@ fn files_in_a_workspace_belong_to_its_owner_for_every_guest() {
                 source: Source::Path(workspace.path().canonicalize().unwrap()),
                 target: "/workspace".into(),
                 writable: true,
+                overlay: false,
             });
             let boxed = server.create_box(&plan);
             let output = boxed.sh("echo x > /workspace/new && stat -c %u:%g /workspace/new");

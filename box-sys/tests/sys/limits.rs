@@ -211,6 +211,7 @@ fn disk_bandwidth_is_limited() {
             source: Source::Path(directory.path().canonicalize().unwrap()),
             target: "/disk".into(),
             writable: true,
+            overlay: false,
         });
         plan
     };
@@ -335,7 +336,8 @@ fn limits_of_a_command_can_only_be_lowered() {
         ];
         assert_eq!(boxed.sh("ulimit -n; ulimit -c").out, "64\n0\n");
         assert_ne!(boxed.sh("ulimit -n 128").code, Some(0));
-        boxed.sh("head -c 10000 /dev/zero > /tmp/x");
+        let written = boxed.sh("head -c 10000 /dev/zero > /tmp/x");
+        assert_eq!(written.code, Some(1), "the write fails, no signal ends it");
         assert_eq!(boxed.sh("stat -c %s /tmp/x").out, "4096\n");
     }
 }

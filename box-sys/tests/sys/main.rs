@@ -6,9 +6,11 @@
     reason = "a test fails by panicking"
 )]
 
+mod changes;
 mod cleanup;
 mod commands;
 mod delegated_cgroups;
+mod disk_layers;
 mod disks;
 mod escapes;
 mod files;
@@ -16,6 +18,7 @@ mod images;
 mod layers;
 mod limits;
 mod many_boxes;
+mod merged_layers;
 mod missing_primitives;
 mod snapshots;
 mod support;

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{InitClient, PROGRAMS, RUN_PROGRAM, as_ordinary_user};
+use crate::support::{InitClient, PROGRAMS, RUN_PROGRAM, TestServer, as_ordinary_user};
 use box_sys::{Error, ForkServer, SandboxPlan, ServerConfig, socket_pair};
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
 
@@ -87,6 +87,17 @@ exec nsenter --user --target $! /bin/sh -c "set -e; kill $!; $1"'; exec "$0" "$@
 ///
 /// If `first` is given, it fails only with this first argument.
 fn under_filter(call: c_long, first: Option<libc::c_int>, errno: i32) -> Command {
+    let first = first.map(|first| (0, first));
+    filtered(Command::new(RUN_PROGRAM), call, first, errno)
+}
+
+/// A command under a filter in which `call` fails, if one of its arguments has this value.
+fn filtered(
+    mut command: Command,
+    call: c_long,
+    argument: Option<(u32, libc::c_int)>,
+    errno: i32,
+) -> Command {
     let (load, equal) = (BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K);
     let instruction = |code: u32, jt, jf, k| sock_filter {
         code: u16::try_from(code).unwrap(),
@@ -99,15 +110,14 @@ fn under_filter(call: c_long, first: Option<libc::c_int>, errno: i32) -> Command
     let program = [
         instruction(load, 0, 0, 0),
         instruction(equal, 0, 3, number),
-        instruction(load, 0, 0, 16),
-        match first {
-            Some(first) => instruction(equal, 0, 1, u32::try_from(first).unwrap()),
+        instruction(load, 0, 0, 16 + 8 * argument.map_or(0, |(index, _)| index)),
+        match argument {
+            Some((_, value)) => instruction(equal, 0, 1, u32::try_from(value).unwrap()),
             None => instruction(BPF_JMP | libc::BPF_JA, 0, 0, 0),
         },
         instruction(BPF_RET | BPF_K, 0, 0, answer),
         instruction(BPF_RET | BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let mut command = Command::new(RUN_PROGRAM);
     // SAFETY: makes two system calls and allocates nothing.
     unsafe { command.pre_exec(move || load_filter(&program)) };
     command
@@ -238,6 +248,37 @@ fn without_cgroups_boxes_report_them_as_missing() {
     let missing = try_create(command).unwrap();
     for name in all {
         assert!(missing.contains(&name), "{name}: {missing:?}");
+    }
+}
+
+/// Kernels before 6.15 take no layer of an overlay by its descriptor.
+#[test]
+fn without_layers_by_descriptor_boxes_have_images_and_snapshots() {
+    /// `FSCONFIG_SET_FD`, the second argument of `fsconfig`.
+    const BY_DESCRIPTOR: (u32, libc::c_int) = (1, 5);
+    let program = PROGRAMS.join("server");
+    let mut commands = vec![(Command::new(&program), "other")];
+    if rustix::process::geteuid().is_root() {
+        commands.push((as_ordinary_user(&program), "ordinary"));
+    }
+    for (command, name) in commands {
+        let call = libc::SYS_fsconfig;
+        let command = filtered(command, call, Some(BY_DESCRIPTOR), libc::EINVAL);
+        let disks = tempfile::tempdir().unwrap();
+        let with_spares = ServerConfig {
+            spares: 1,
+            disks: Some(disks.path().to_owned()),
+            ..config()
+        };
+        let server = ForkServer::start_command(command, &with_spares).unwrap();
+        let server = TestServer::new(name, server);
+        crate::layers::check_files(&server);
+        crate::layers::check_most(&server);
+        if server.privileged() {
+            crate::disk_layers::check_shared(&server, disks.path());
+        }
+        drop(server);
+        crate::disks::no_loops(disks.path());
     }
 }
 

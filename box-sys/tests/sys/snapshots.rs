@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use box_sys::{
-    Cgroups, Guest, Root, Sandbox, SandboxPlan, SnapshotLimits, SnapshotSize, socket_pair,
+    Cgroups, Guest, Layer, Root, Sandbox, SandboxPlan, SnapshotLimits, SnapshotSize, socket_pair,
 };
 use rustix::process::PidfdFlags;
 use tempfile::TempDir;
@@ -71,7 +71,7 @@ fn files_that_no_user_of_the_host_can_read_are_copied() {
         };
         assert_eq!(owner, wanted, "the id in the box, or the user");
         let boxed = server.create_box(&SandboxPlan {
-            layers: vec![path],
+            layers: vec![Layer::directory(path)],
             ..server.plan()
         });
         let shown = boxed
@@ -90,7 +90,10 @@ fn changes_to_an_image_are_in_a_snapshot() {
         let (place, image) = (place(server), server.image());
         let plan = |layers: &[&Path]| SandboxPlan {
             root: Root::Image(image.path().canonicalize().unwrap()),
-            layers: layers.iter().map(|layer| (*layer).to_owned()).collect(),
+            layers: layers
+                .iter()
+                .map(|layer| Layer::directory(*layer))
+                .collect(),
             read_only_root: false,
             guest: guest("root", "/root", 0, 0),
             ..server.plan()

@@ -35,6 +35,7 @@ fn plan(server: &TestServer, file: &Path, sub_path: Option<&str>, writable: bool
         },
         target: "/data".into(),
         writable,
+        overlay: false,
     });
     plan
 }

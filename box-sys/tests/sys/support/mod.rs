@@ -37,6 +37,15 @@ pub(crate) struct TestServer {
 }
 
 impl TestServer {
+    /// A running server of the current user, or of the ordinary one if its name is `ordinary`.
+    pub(crate) fn new(name: &'static str, fork_server: ForkServer) -> Self {
+        Self {
+            name,
+            fork_server,
+            programs: PROGRAMS.clone(),
+        }
+    }
+
     pub(crate) fn has(&self, name: &str) -> bool {
         !self
             .fork_server
@@ -68,6 +77,7 @@ impl TestServer {
             source: Source::Path(self.programs.clone()),
             target: "/probe".into(),
             writable: false,
+            overlay: false,
         };
         SandboxPlan {
             mounts: vec![probe],
@@ -116,11 +126,7 @@ pub(crate) fn guest(name: &str, home: &str, id: u32, group: u32) -> Guest {
 /// A fork server of the current user with another configuration.
 pub(crate) fn server_with(config: &ServerConfig) -> TestServer {
     let fork_server = ForkServer::start(&PROGRAMS.join("server"), config).unwrap();
-    TestServer {
-        name: "another",
-        fork_server,
-        programs: PROGRAMS.clone(),
-    }
+    TestServer::new("another", fork_server)
 }
 
 pub(crate) static SERVERS: LazyLock<Vec<TestServer>> = LazyLock::new(|| {
