@@ -177,7 +177,7 @@ impl Agent {
         table.commands.get(id).cloned().ok_or_else(|| {
             BoxError::not_found("command_id: no such command").with_detail(&Detail {
                 expired: table.forgotten.contains(id),
-                ..Detail::about(Subject::Process)
+                ..Detail::about(Subject::Command)
             })
         })
     }
@@ -219,7 +219,7 @@ impl Agent {
                 return Err(BoxError::conflict(
                     "command_id: already used with another program, directory, user or environment; choose another id",
                 )
-                .with_detail(&Detail::of_field("command_id").of(Subject::Process)));
+                .with_detail(&Detail::of_field("command_id").of(Subject::Command)));
             }
             return Ok(Registered::Existing(Arc::clone(existing)));
         }
@@ -231,7 +231,8 @@ impl Agent {
                 RUNNING_MAX,
             ));
         }
-        let log = Log::new(params.log_bytes, self.log_file.clone());
+        let mut log = Log::new(params.log_bytes, self.log_file.clone());
+        log.keep_for_lost(params.lost_reader_ms.map(Duration::from_millis));
         let command = Arc::new(Command::new(params, log));
         table
             .commands

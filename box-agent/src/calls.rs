@@ -365,14 +365,7 @@ impl Handle<AgentInput> for Handlers {
         if let Some(size) = params.size {
             command.input.resize(size)?;
         }
-        let mut accepted = 0;
-        if let Some(data) = &params.data {
-            command.input.write(&queued, data).await?;
-            accepted = data.len() as u64;
-        }
-        if params.close {
-            command.input.close(&queued).await?;
-        }
+        let accepted = command.input.apply(&queued, &params).await?;
         Ok(CommandInputResult { accepted })
     }
 }

@@ -266,10 +266,17 @@ impl Command {
     pub(crate) async fn wait_for_room(&self) {
         loop {
             let room = self.room_freed.notified();
-            if self.log().has_room() {
-                return;
+            let lost_until = {
+                let log = self.log();
+                if log.has_room() {
+                    return;
+                }
+                log.lost_until()
+            };
+            match lost_until {
+                Some(end) => drop(tokio::time::timeout_at(end, room).await),
+                None => room.await,
             }
-            room.await;
         }
     }
 

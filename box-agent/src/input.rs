@@ -2,14 +2,16 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use box_protocol::BoxError;
-use box_protocol::actions::TerminalSize;
+use box_protocol::actions::{AgentInputParams, TerminalSize};
+use box_protocol::error::{Detail, Subject};
+use box_protocol::{BoxError, Code};
 use box_rpc::{Turn, Turns};
 use rustix::termios::Winsize;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
 /// The agent's end of the input while it is open.
 #[derive(Debug, Default)]
@@ -35,6 +37,9 @@ struct OpenInput {
     shut: watch::Sender<bool>,
 }
 
+/// Time between two writes to a full terminal.
+const FULL_TERMINAL: Duration = Duration::from_millis(5);
+
 /// The byte that a terminal treats as end of input at the start of a line.
 const END_OF_INPUT: u8 = 4;
 
@@ -58,23 +63,44 @@ impl Input {
         }));
     }
 
-    /// Writes all bytes in turn.
+    /// Writes the data of a call in turn, then closes the input if the call says so; returns the number of bytes.
     ///
-    /// It waits for the command to read them for as long as the command runs.
-    pub(crate) async fn write(&self, turn: &Turn<()>, bytes: &[u8]) -> Result<(), BoxError> {
-        let open = self.target().clone().ok_or_else(no_input)?;
-        open.write(turn, bytes).await
+    /// It waits for the command to read them for as long as the call says, else for as long as the command runs.
+    pub(crate) async fn apply(
+        &self,
+        turn: &Turn<()>,
+        params: &AgentInputParams,
+    ) -> Result<u64, BoxError> {
+        let mut written = 0;
+        let applying = async {
+            if let Some(data) = &params.data {
+                let open = self.target().clone().ok_or_else(no_input)?;
+                open.write(turn, data, &mut written).await?;
+            }
+            if params.close {
+                self.close(turn).await?;
+            }
+            Ok(())
+        };
+        let applied = match params.wait_ms {
+            Some(limit) => timeout(Duration::from_millis(limit), applying).await,
+            None => Ok(applying.await),
+        };
+        match applied {
+            Ok(applied) => applied.map(|()| written),
+            Err(_) => Err(unread(params, written)),
+        }
     }
 
     /// Closes the input after the writes queued before.
     ///
     /// A terminal stays open and gets an end-of-input byte.
-    pub(crate) async fn close(&self, turn: &Turn<()>) -> Result<(), BoxError> {
+    async fn close(&self, turn: &Turn<()>) -> Result<(), BoxError> {
         let Some(open) = self.target().clone() else {
             return Ok(());
         };
         if matches!(open.target, InputTarget::Terminal(_)) {
-            return open.write(turn, &[END_OF_INPUT]).await;
+            return open.write(turn, &[END_OF_INPUT], &mut 0).await;
         }
         // An input that another call has shut down is closed as well.
         let _ = open.in_turn(turn, async { Ok(()) }).await;
@@ -104,15 +130,32 @@ impl Input {
 }
 
 impl OpenInput {
-    async fn write(&self, turn: &Turn<()>, mut bytes: &[u8]) -> Result<(), BoxError> {
+    /// Writes all bytes in turn, and counts them. The count is exact also if the write is cancelled.
+    async fn write(
+        &self,
+        turn: &Turn<()>,
+        mut bytes: &[u8],
+        written: &mut u64,
+    ) -> Result<(), BoxError> {
         let (InputTarget::Pipe(fd) | InputTarget::Terminal(fd)) = &self.target;
         let writing = async {
+            let closed = || BoxError::conflict("data: the command has closed its input");
             while !bytes.is_empty() {
-                let wrote = fd
-                    .async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?))
-                    .await;
-                let closed = |_| BoxError::conflict("data: the command has closed its input");
-                bytes = &bytes[wrote.map_err(closed)?..];
+                let mut ready = fd.writable().await.map_err(|_| closed())?;
+                match ready.try_io(|fd| Ok(rustix::io::write(fd.get_ref(), bytes)?)) {
+                    Ok(wrote) => {
+                        let count = wrote.map_err(|_| closed())?;
+                        *written += count as u64;
+                        bytes = &bytes[count..];
+                    }
+                    Err(_) if ready.ready().is_write_closed() => return Err(closed()),
+                    // A full terminal stays ready and takes nothing: waiting for it would be a busy loop.
+                    Err(_) if matches!(self.target, InputTarget::Terminal(_)) => {
+                        drop(ready);
+                        sleep(FULL_TERMINAL).await;
+                    }
+                    Err(_) => {}
+                }
             }
             Ok(())
         };
@@ -132,6 +175,25 @@ impl OpenInput {
             done = async { turn.wait().await; work.await } => done,
         }
     }
+}
+
+/// The error for input that the command did not read in time.
+fn unread(params: &AgentInputParams, written: u64) -> BoxError {
+    let all = params.data.as_ref().map_or(0, |data| data.len());
+    let limit = params.wait_ms.unwrap_or_default();
+    let open = if params.close {
+        ", and stdin is not closed"
+    } else {
+        ""
+    };
+    let message = format!(
+        "data: the command does not read its input: {written} of {all} bytes were written within {limit} ms{open}; send \
+         the rest when it reads, or kill it"
+    );
+    BoxError::new(Code::Timeout, message).with_detail(&Detail {
+        accepted: Some(written),
+        ..Detail::about(Subject::Command)
+    })
 }
 
 fn no_input() -> BoxError {

@@ -8,7 +8,7 @@
 //! there, and a block that is dropped before never reaches the file.
 //!
 //! The oldest blocks are dropped when the log or the file is full. If a reader still needs them, the command waits
-//! instead.
+//! instead, for a while also if that reader was lost.
 //!
 //! The guest controls how often the output switches streams. The metadata of a block therefore counts as output where
 //! it is larger.
@@ -17,9 +17,12 @@ mod block;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use box_protocol::actions::{Collected, ReadBegin, ReadFrom, StreamName, View};
 use box_protocol::{PerStream, TextDecoder, UnixMs};
+
+use tokio::time::Instant;
 
 use crate::log_file::{LogFile, SEGMENT};
 use block::{Block, Content, SPAN_BYTES};
@@ -58,6 +61,9 @@ pub(crate) struct Log {
     end: Position,
     /// The block of each reader.
     readers: BTreeMap<u64, u64>,
+    /// How long a lost reader counts as one, and the block and the end of that time.
+    lost_limit: Duration,
+    lost: Option<(u64, Instant)>,
     next_reader: u64,
 }
 
@@ -83,6 +89,13 @@ pub(crate) struct Cursor {
     at: PerStream,
     /// The number and the spans of the last read stored block.
     stored: (u64, Vec<block::Span>),
+}
+
+impl Cursor {
+    /// The position in the combined output of both streams, in bytes.
+    pub(crate) fn position(&self) -> u64 {
+        self.at.sum()
+    }
 }
 
 /// A piece of one stream.
@@ -129,8 +142,15 @@ impl Log {
             file: log_file,
             end: Position::default(),
             readers: BTreeMap::new(),
+            lost_limit: Duration::ZERO,
+            lost: None,
             next_reader: 0,
         }
+    }
+
+    /// Sets how long a lost reader counts as a reader.
+    pub(crate) fn keep_for_lost(&mut self, limit: Option<Duration>) {
+        self.lost_limit = limit.unwrap_or_default();
     }
 
     /// Bytes written so far.
@@ -150,7 +170,8 @@ impl Log {
     /// Whether the log can take more output without losing a block that a reader needs.
     pub(crate) fn has_room(&self) -> bool {
         let is_stored = self.file.is_none() || self.in_memory <= MEMORY_BLOCKS;
-        self.kept_bytes < self.limit && is_stored || !self.is_needed(self.first)
+        let is_full = self.kept_bytes >= self.limit && self.may_be_needed(self.first);
+        !is_full && (is_stored || !self.is_needed(self.first))
     }
 
     /// Whether a block is in the file or about to move there.
@@ -158,8 +179,30 @@ impl Log {
         self.blocks.len() > self.in_memory
     }
 
+    /// Whether a reader has not read a block.
     fn is_needed(&self, block: u64) -> bool {
+        let now = Instant::now;
         self.readers.values().any(|at| *at <= block)
+            || self
+                .lost
+                .is_some_and(|(at, end)| at <= block && now() < end)
+    }
+
+    /// Whether a reader may lack a block: a lost one has not received what was on the way to it.
+    ///
+    /// That is less than a quarter of a log.
+    fn may_be_needed(&self, block: u64) -> bool {
+        let on_the_way = if self.lost_limit.is_zero() {
+            0
+        } else {
+            self.limit / 4 / self.block_bytes()
+        };
+        self.is_needed(block.saturating_add(on_the_way as u64))
+    }
+
+    /// Until when the log keeps blocks for a lost reader.
+    pub(crate) fn lost_until(&self) -> Option<Instant> {
+        self.lost.map(|(_, end)| end)
     }
 
     fn block_bytes(&self) -> usize {
@@ -194,7 +237,10 @@ impl Log {
 
     /// Drops the oldest blocks beyond the limit, up to the first needed one.
     fn trim(&mut self) {
-        while self.kept_bytes > self.limit && self.blocks.len() > 1 && !self.is_needed(self.first) {
+        while self.kept_bytes > self.limit
+            && self.blocks.len() > 1
+            && !self.may_be_needed(self.first)
+        {
             self.drop_oldest();
         }
         if self.finished || self.readers.is_empty() {
@@ -258,6 +304,7 @@ impl Log {
 
     /// Drops all blocks that no reader needs.
     pub(crate) fn drop_unneeded(&mut self) {
+        self.lost = None;
         while !self.blocks.is_empty() && !self.is_needed(self.first) {
             self.drop_oldest();
         }
@@ -357,6 +404,9 @@ impl Log {
         let at = at.unwrap_or(0);
         let begin = self.blocks.get(at).map_or(self.end, |block| block.start);
         let block = self.first + at as u64;
+        if !matches!(from, ReadFrom::Tail(_)) {
+            self.lost = None;
+        }
         let reader = self.next_reader;
         self.next_reader += 1;
         self.readers.insert(reader, block);
@@ -409,6 +459,16 @@ impl Log {
     pub(crate) fn detach(&mut self, cursor: &Cursor) {
         self.readers.remove(&cursor.reader);
         self.trim();
+    }
+
+    /// Detaches a reader that may attach again. Its blocks stay for a while.
+    pub(crate) fn lose(&mut self, cursor: &Cursor) {
+        // One that has attached since has its place.
+        let is_replaced = self.readers.keys().any(|reader| *reader > cursor.reader);
+        if !self.finished && !is_replaced && !self.lost_limit.is_zero() {
+            self.lost = Some((cursor.block, Instant::now() + self.lost_limit));
+        }
+        self.detach(cursor);
     }
 }
 

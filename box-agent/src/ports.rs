@@ -133,7 +133,10 @@ async fn dial(port: u16) -> Result<TcpStream, BoxError> {
         IpAddr::from(Ipv6Addr::LOCALHOST),
     ] {
         let dialled = timeout(DIAL_TIMEOUT, TcpStream::connect((address, port))).await;
-        if let Ok(Ok(stream)) = dialled {
+        // Without a listener, a connection can meet itself if the kernel gives it the same port.
+        if let Ok(Ok(stream)) = dialled
+            && stream.local_addr().ok() != stream.peer_addr().ok()
+        {
             // Small writes of a client must not wait for more.
             let _ = stream.set_nodelay(true);
             return Ok(stream);

@@ -17,6 +17,9 @@ use crate::shm::ShmSlot;
 /// After this time, blocks that are buffered for readers move to the log file.
 const FLUSH_AFTER: Duration = Duration::from_millis(100);
 
+/// How long a client whose time is over may take to accept the output that the log held then.
+const SEND_LIMIT: Duration = Duration::from_secs(1);
+
 /// The parameters of one reader.
 #[derive(Debug, Default)]
 pub(crate) struct ReadRequest {
@@ -48,48 +51,21 @@ pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
         .log()
         .read_from(request.from, request.view)
         .ok_or_else(|| BoxError::validation("from: beyond the end of the output"))?;
+    // A reader that takes the place of a lost one may need less.
+    command.room_freed.notify_one();
     let mut reader = Reader {
         command,
         cursor,
         slot: request.slot,
+        is_lost: true,
     };
     let from_start = request.from == ReadFrom::default() && begin.raw == PerStream::default();
     if !from_start {
         sink.send(&AgentChunk::Begin(begin)).await?;
     }
-    let mut changes = command.watch();
-    let mut flush_at = None;
-    loop {
-        // Read before the log, so that output between the two is not missed.
-        let has_ended = changes.borrow_and_update().has_ended();
-        if let Some(piece) = reader.next()? {
-            limits.restart_silence();
-            for chunk in reader.chunks(piece) {
-                tokio::select! {
-                    sent = sink.send(&chunk) => sent?,
-                    why = limits.reached(&mut guard) => return Ok(why),
-                }
-            }
-            continue;
-        }
-        if has_ended {
-            return command.failure().map(|()| ReadWhy::Exit);
-        }
-        let has_buffered = command.log().has_buffered();
-        // Counted from the first buffered block, so that a command that never pauses does not keep old output in
-        // memory.
-        let due = flush_at.unwrap_or_else(|| Instant::now() + FLUSH_AFTER);
-        flush_at = has_buffered.then_some(due);
-        tokio::select! {
-            biased;
-            _ = changes.changed() => {}
-            () = sleep_until(due), if has_buffered => {
-                command.log().flush_buffered();
-                flush_at = None;
-            }
-            why = limits.reached(&mut guard) => return Ok(why),
-        }
-    }
+    let why = reader.follow(&mut limits, &mut guard, sink).await?;
+    reader.is_lost = false;
+    Ok(why)
 }
 
 /// A reader's position in the log. The log keeps everything after it.
@@ -97,16 +73,75 @@ struct Reader<'a> {
     command: &'a Command,
     cursor: Cursor,
     slot: Option<ShmSlot>,
+    /// Whether the connection of the reader broke, which drops the call.
+    is_lost: bool,
 }
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
-        self.command.log().detach(&self.cursor);
+        if self.is_lost {
+            self.command.log().lose(&self.cursor);
+        } else {
+            self.command.log().detach(&self.cursor);
+        }
         self.command.room_freed.notify_one();
     }
 }
 
 impl Reader<'_> {
+    /// Sends the output until the end of the command or a limit.
+    async fn follow<A: Action<Chunk = AgentChunk>>(
+        &mut self,
+        limits: &mut ReadLimits,
+        guard: &mut ReaderGuard<'_>,
+        sink: &mut ChunkSink<A>,
+    ) -> Result<ReadWhy, BoxError> {
+        let mut changes = self.command.watch();
+        let mut flush_at = None;
+        let mut last = None;
+        loop {
+            // Read before the log, so that output between the two is not missed.
+            let has_ended = changes.borrow_and_update().has_ended();
+            if let Some(piece) = self.next()? {
+                limits.restart_silence();
+                for chunk in self.chunks(piece) {
+                    tokio::select! {
+                        biased;
+                        () = guard.displaced() => return Ok(ReadWhy::Taken),
+                        sent = sink.send(&chunk) => sent?,
+                        () = limits.send_timed_out() => return Ok(ReadWhy::Time),
+                    }
+                }
+                if limits.has_timed_out() {
+                    // The reader gets what the log held at that time, and not what a command that never
+                    // pauses writes meanwhile.
+                    let end = *last.get_or_insert_with(|| self.command.log().size().sum());
+                    if self.cursor.position() >= end {
+                        return Ok(ReadWhy::Time);
+                    }
+                }
+                continue;
+            }
+            if has_ended {
+                return self.command.failure().map(|()| ReadWhy::Exit);
+            }
+            let has_buffered = self.command.log().has_buffered();
+            // Counted from the first buffered block, so that a command that never pauses does not keep old output in
+            // memory.
+            let due = flush_at.unwrap_or_else(|| Instant::now() + FLUSH_AFTER);
+            flush_at = has_buffered.then_some(due);
+            tokio::select! {
+                biased;
+                _ = changes.changed() => {}
+                () = sleep_until(due), if has_buffered => {
+                    self.command.log().flush_buffered();
+                    flush_at = None;
+                }
+                why = limits.reached(guard) => return Ok(why),
+            }
+        }
+    }
+
     fn next(&mut self) -> Result<Option<Piece>, BoxError> {
         let mut log = self.command.log();
         let was_full = !log.has_room();
@@ -192,6 +227,19 @@ impl ReadLimits {
         self.silent_until = self
             .silence
             .and_then(|silence| Instant::now().checked_add(silence));
+    }
+
+    /// Whether the time of the reader is over.
+    fn has_timed_out(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    /// Returns once the time is over and the client has had [`SEND_LIMIT`] to take what it gets.
+    async fn send_timed_out(&self) {
+        match self.until.and_then(|until| until.checked_add(SEND_LIMIT)) {
+            Some(end) => sleep_until(end).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Returns once a limit is reached or another reader takes over.

@@ -4,7 +4,9 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 
 use box_protocol::BoxError;
-use box_protocol::actions::{FileKind, FileMkdirParams, FileMoveParams, FileRemoveParams};
+use box_protocol::actions::{
+    FileKind, FileMkdirParams, FileMkdirResult, FileMoveParams, FileRemoveParams,
+};
 use box_rpc::Empty;
 use rustix::fs::{AtFlags, Dir, RenameFlags};
 use rustix::io::Errno;
@@ -31,17 +33,20 @@ const HOISTED_MAX: usize = 1024;
 const ATTEMPTS: usize = 64;
 
 /// `file.mkdir`.
-pub(super) fn mkdir(step: &Step<'_>, params: &FileMkdirParams) -> Result<Empty, BoxError> {
+pub(super) fn mkdir(
+    step: &Step<'_>,
+    params: &FileMkdirParams,
+) -> Result<FileMkdirResult, BoxError> {
     let path = step.guest_root.path(&params.path, params.expand)?;
     let (owner, group) = (params.owner.as_deref(), params.group.as_deref());
     let change = AttributeChange::new(step.guest_root, params.mode, owner, group)?;
-    let (dir, is_new) = step.guest_root.make_dirs(&path)?;
-    if is_new {
+    let (dir, created) = step.guest_root.make_dirs(&path)?;
+    if created {
         change
             .apply(step.guest_root, dir.as_fd(), 0o755)
             .with_path(&path)?;
     }
-    Ok(Empty {})
+    Ok(FileMkdirResult { created })
 }
 
 /// `file.move`.

@@ -106,10 +106,14 @@ pub(super) fn path_error(errno: Errno, path: &str) -> BoxError {
     let Some((_, code, name, description)) = found else {
         return BoxError::internal(format!("{path}: errno {}", errno.raw_os_error()));
     };
-    let disk = *code == Code::Capacity;
+    let subject = if *code == Code::Capacity {
+        Subject::Disk
+    } else {
+        Subject::File
+    };
     BoxError::new(*code, format!("{path}: {description}")).with_detail(&Detail {
         errno: Some((*name).to_owned()),
-        subject: disk.then_some(Subject::Disk),
+        subject: Some(subject),
         ..Detail::default()
     })
 }
@@ -166,5 +170,7 @@ mod tests {
         assert_eq!(fault(&transient).errno.as_deref(), Some("EIO"));
         let detail: Detail = path_error(Errno::NOSPC, "/a").detail().unwrap();
         assert_eq!(detail.subject, Some(Subject::Disk));
+        let detail: Detail = error.detail().unwrap();
+        assert_eq!(detail.subject, Some(Subject::File));
     }
 }

@@ -137,6 +137,7 @@ impl Search {
                 lines: Vec::new(),
                 matches: 0,
                 files: 0,
+                files_searched: 0,
                 truncated: false,
             },
         })
@@ -156,6 +157,7 @@ impl Search {
         if bytes.iter().take(8192).any(|byte| *byte == 0) {
             return Ok(());
         }
+        self.found.files_searched += 1;
         self.text(&bytes, path);
         Ok(())
     }

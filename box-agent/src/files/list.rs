@@ -11,8 +11,9 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 use super::guest_root::{GuestRoot, Step};
 use super::path::{is_within, join};
-use super::stat::{info, kind, target};
+use super::stat::{created_at, info, kind, target};
 use super::walk::{Entry, WalkNext, walk};
+use super::xattrs;
 
 /// Default and maximum number of entries in one reply.
 const ENTRIES_DEFAULT: u64 = 1000;
@@ -56,8 +57,14 @@ impl<'a> Listing<'a> {
         let path = join(self.base, &entry.path);
         self.bytes += path.len() + ENTRY_BYTES;
         let mut info = info(&self.guest_root.guest, path, &entry.stat);
-        if info.kind == FileKind::Symlink {
-            info.target = target(entry.dir, entry.name);
+        info.created_at = created_at(entry.dir, entry.name);
+        match info.kind {
+            FileKind::Symlink => info.target = target(entry.dir, entry.name),
+            FileKind::File | FileKind::Directory => {
+                info.xattrs = xattrs::read(entry.dir, entry.name);
+                self.bytes += xattrs::bytes(&info.xattrs);
+            }
+            FileKind::Other => {}
         }
         self.entries.push(info);
         true

@@ -4,7 +4,7 @@
 //! 1. This file: the calls. Each runs as one or more steps on a thread of the `pool`, which has the guest's rights.
 //! 2. `guest_root`: from a path to a descriptor. No operation looks up a path twice and relies on both results.
 //! 3. `path`: requested paths; `error`: translation of system errors.
-//! 4. `stat`, `read`, `write` with `temp_file` and `upload`, `replace`, `change` with `copy`: operations on one entry.
+//! 4. `stat` with `xattrs`, `read`, `write` with `temp_file` and `upload`, `replace`, `change` with `copy`: operations on one entry.
 //! 5. `guest_info`: facts about the box that its files show.
 //! 6. `file_transfer`: the same calls with their data in shared memory instead of messages.
 //! 7. `walk`, and the operations built on it: `list`, `grep`, `pack`. `unpack` is the reverse of `pack`.
@@ -34,6 +34,7 @@ mod upload;
 mod walk;
 mod watch;
 mod write;
+mod xattrs;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -231,13 +232,18 @@ impl Files {
         }
     }
 
-    /// Returns an error for any user but the guest.
+    /// Returns an error for any user but the guest: `USER`, or `USER:GROUP`.
     ///
     /// The only other user of a box is the agent's.
     pub(crate) fn check_user(&self, user: Option<&str>) -> Result<(), BoxError> {
         let guest = &self.guest_root.guest;
+        let is_guest = |user: &str| {
+            let (user, group) = user.split_once(':').unwrap_or((user, ""));
+            let is_group = group.is_empty() || stat::is_guest(guest, guest.group, group);
+            stat::is_guest(guest, guest.id, user) && is_group
+        };
         match user {
-            Some(user) if !stat::is_guest(guest, guest.id, user) => {
+            Some(user) if !is_guest(user) => {
                 let guest = &guest.name;
                 let message = format!("user: not a user of this box; its only user is {guest}");
                 Err(BoxError::denied(message))

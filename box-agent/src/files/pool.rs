@@ -272,11 +272,13 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_call_cancels_its_step() {
         let pool = Pool::new(None);
+        let (running, mut start) = tokio::sync::mpsc::channel(1);
         let (ended, mut end) = tokio::sync::mpsc::channel(1);
         let step = tokio::spawn({
             let pool = pool.clone();
             async move {
                 pool.run(move |cancel| {
+                    let _ = running.blocking_send(());
                     while cancel.check().is_ok() {
                         std::thread::sleep(Duration::from_millis(1));
                     }
@@ -286,7 +288,7 @@ mod tests {
                 .await
             }
         });
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        start.recv().await.unwrap();
         step.abort();
         end.recv().await.unwrap();
     }

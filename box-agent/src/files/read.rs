@@ -9,7 +9,7 @@ use rustix::buffer::spare_capacity;
 use super::Pieces;
 use super::error::PathContext;
 use super::guest_root::Step;
-use super::stat::{info, size};
+use super::stat::{created_at, info, size};
 
 /// A file that is being read.
 #[derive(Debug)]
@@ -35,7 +35,8 @@ impl FileReader {
     pub(super) fn open(step: &Step<'_>, params: &FileReadParams) -> Result<Self, BoxError> {
         let path = step.guest_root.path(&params.path, params.expand)?;
         let (file, stat) = step.guest_root.open_file(&path)?;
-        let info = info(&step.guest_root.guest, path, &stat);
+        let mut info = info(&step.guest_root.guest, path, &stat);
+        info.created_at = created_at(&file, "");
         if params
             .if_match
             .as_ref()

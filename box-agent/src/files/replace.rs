@@ -4,6 +4,7 @@ use std::io::Read as _;
 
 use box_protocol::BoxError;
 use box_protocol::actions::{FileReplaceParams, FileReplaceResult};
+use box_protocol::error::{Detail, Subject};
 
 use super::error::PathContext;
 use super::guest_root::{Step, too_large};
@@ -61,6 +62,11 @@ fn apply_change(old: &[u8], params: &FileReplaceParams) -> Result<(Vec<u8>, u64)
         if !params.old.is_empty() {
             return Err(BoxError::validation("old: must be empty with insert_line"));
         }
+        if params.expect.is_some() {
+            return Err(BoxError::validation(
+                "expect: not possible with insert_line",
+            ));
+        }
         return Ok((insert_after_line(old, line, params.new.as_bytes())?, 1));
     }
     if params.old.is_empty() {
@@ -71,6 +77,12 @@ fn apply_change(old: &[u8], params: &FileReplaceParams) -> Result<(Vec<u8>, u64)
     let finder = regex::bytes::Regex::new(&regex::escape(&params.old))
         .map_err(|_| BoxError::validation("old: too long"))?;
     let max = if params.first_only { 1 } else { usize::MAX };
+    if let Some(expected) = params.expect {
+        let found = finder.find_iter(old).count() as u64;
+        if found != expected {
+            return Err(wrong_count(expected, found));
+        }
+    }
     let (mut new, mut at, mut count) = (Vec::with_capacity(old.len()), 0, 0);
     for found in finder.find_iter(old).take(max) {
         new.extend_from_slice(&old[at..found.start()]);
@@ -83,6 +95,11 @@ fn apply_change(old: &[u8], params: &FileReplaceParams) -> Result<(Vec<u8>, u64)
     }
     new.extend_from_slice(&old[at..]);
     Ok((new, count))
+}
+
+fn wrong_count(expected: u64, found: u64) -> BoxError {
+    let message = format!("expect: the file has {found} occurrences of old, not {expected}");
+    BoxError::conflict(message).with_detail(&Detail::of_field("expect").of(Subject::File))
 }
 
 /// Inserts text after a line.
@@ -123,14 +140,9 @@ mod tests {
         insert_line: Option<u64>,
     ) -> FileReplaceParams {
         FileReplaceParams {
-            box_id: BoxId::new("s").unwrap(),
-            user: None,
-            expand: false,
-            path: "/f".into(),
-            old: old.into(),
-            new: new.into(),
             first_only,
             insert_line,
+            ..FileReplaceParams::new(BoxId::new("s").unwrap(), "/f", old, new)
         }
     }
 
@@ -158,5 +170,18 @@ mod tests {
             assert!(apply_change(text, &invalid).is_err());
         }
         assert_eq!(insert_after_line(b"a\nb", 2, b"c").unwrap(), b"a\nb\nc");
+        for (old, expect, first_only, fits) in [
+            ("a.b", 2, false, true),
+            ("a.b", 2, true, true),
+            ("a.b", 1, true, false),
+            ("axb", 1, false, true),
+            ("none", 1, false, false),
+            ("none", 0, false, true),
+        ] {
+            let mut params = request(old, "c", first_only, None);
+            params.expect = Some(expect);
+            let changed = apply_change(text, &params);
+            assert_eq!(changed.is_ok(), fits, "{old} {expect}");
+        }
     }
 }

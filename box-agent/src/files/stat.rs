@@ -8,14 +8,18 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, UnixMs};
 use box_sys::Guest;
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, StatxFlags, Uid};
 use rustix::io::Errno;
 
 use super::error::{PathContext, fault};
 use super::guest_root::{GuestRoot, Step, too_large};
+use super::xattrs;
 
 /// Maximum number of paths in one call.
 const PATHS_MAX: usize = 4096;
+
+/// Maximum bytes of the extended attributes in one reply.
+const XATTR_BYTES: usize = 2 << 20;
 
 /// The permitted bits of a mode: no set-id and no sticky bit.
 pub(super) const MODE_BITS: u32 = 0o777;
@@ -25,7 +29,7 @@ pub(super) fn stat(step: &Step<'_>, params: &FileStatParams) -> Result<FileStatR
     if params.paths.len() > PATHS_MAX {
         return Err(too_large("the number of paths", "paths", PATHS_MAX));
     }
-    let mut paths = BTreeMap::new();
+    let (mut paths, mut xattr_bytes) = (BTreeMap::new(), 0);
     for requested in &params.paths {
         step.cancel.check()?;
         let result = step
@@ -33,7 +37,14 @@ pub(super) fn stat(step: &Step<'_>, params: &FileStatParams) -> Result<FileStatR
             .path(requested, params.expand)
             .and_then(|path| stat_path(step.guest_root, path, params.follow));
         let outcome = match result {
-            Ok(info) => FileOutcome::Stat(info),
+            Ok(info) => {
+                xattr_bytes += xattrs::bytes(&info.xattrs);
+                if xattr_bytes > XATTR_BYTES {
+                    let what = "the extended attributes of the paths";
+                    return Err(too_large(what, "xattr_bytes", XATTR_BYTES));
+                }
+                FileOutcome::Stat(info)
+            }
             Err(error) => FileOutcome::Error(fault(&error)),
         };
         paths.insert(requested.clone(), outcome);
@@ -52,8 +63,11 @@ fn stat_path(guest_root: &GuestRoot, path: String, follow: bool) -> Result<FileS
         .with_path(&path)?;
     let stat = rustix::fs::fstat(&found).with_path(&path)?;
     let mut info = info(&guest_root.guest, path, &stat);
-    if info.kind == FileKind::Symlink {
-        info.target = target(&found, "");
+    info.created_at = created_at(&found, "");
+    match info.kind {
+        FileKind::Symlink => info.target = target(&found, ""),
+        FileKind::File | FileKind::Directory => info.xattrs = xattrs::read(&found, ""),
+        FileKind::Other => {}
     }
     Ok(info)
 }
@@ -73,9 +87,13 @@ pub(super) fn info(guest: &Guest, path: String, stat: &Stat) -> FileStatInfo {
         mode: stat.st_mode & 0o7777,
         owner: name_of(guest, guest.id, stat.st_uid),
         group: name_of(guest, guest.group, stat.st_gid),
+        uid: stat.st_uid,
+        gid: stat.st_gid,
         modified_at: UnixMs(modified(stat)),
+        created_at: None,
         etag: etag(stat),
         target: None,
+        xattrs: BTreeMap::new(),
     }
 }
 
@@ -89,6 +107,16 @@ fn modified(stat: &Stat) -> u64 {
     seconds
         .saturating_mul(1000)
         .saturating_add(nanos / 1_000_000)
+}
+
+/// When a file was created, if its file system records it. An empty name means the descriptor itself.
+pub(super) fn created_at(dir: impl AsFd, name: &str) -> Option<UnixMs> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+    let stat = rustix::fs::statx(dir, name, flags, StatxFlags::BTIME).ok()?;
+    let is_recorded = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let seconds = u64::try_from(stat.stx_btime.tv_sec).ok()?;
+    let millis = u64::from(stat.stx_btime.tv_nsec) / 1_000_000;
+    is_recorded.then(|| UnixMs(seconds.saturating_mul(1000).saturating_add(millis)))
 }
 
 /// Changes whenever the file, its contents or its mode change.
@@ -215,5 +243,10 @@ pub(super) fn attributes(
         rustix::fs::chmod(fd_path, mode).with_path(&path)?;
     }
     let stat = rustix::fs::fstat(&found).with_path(&path)?;
-    Ok(info(&guest_root.guest, path, &stat))
+    let created_at = created_at(&found, "");
+    Ok(FileStatInfo {
+        created_at,
+        xattrs: xattrs::read(&found, ""),
+        ..info(&guest_root.guest, path, &stat)
+    })
 }

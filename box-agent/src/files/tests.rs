@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
-use box_protocol::actions::FileWriteParams;
+use box_protocol::actions::{FileOutcome, FileWriteParams};
 use box_protocol::{BoxError, Code};
 use box_sys::Guest;
 use serde_json::{Value, json};
 
 use super::guest_root::{GuestRoot, Step};
 use super::pool::CancelFlag;
-use super::{Files, change, list, replace, write};
+use super::{Files, change, list, replace, stat, write};
 
 pub(super) fn files_in(root: &Path) -> Files {
     let uid = rustix::process::geteuid().as_raw();
@@ -65,6 +65,55 @@ fn absolute_links_stay_below_the_root() {
     write_text(&files, "/../../../../above", "x").unwrap();
     assert!(root.path().join("above").is_file());
     assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn extended_attributes_are_those_of_the_last_write() {
+    let root = tempfile::tempdir().unwrap();
+    let files = files_in(root.path());
+    let write = |xattrs: Value, more: Value| {
+        let mut all = json!({"path": "/d/f", "data": "", "parents": true, "xattrs": xattrs});
+        all.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let params: FileWriteParams = params(all);
+        step(&files.guest_root, |step| write::write(step, &params))
+    };
+    let seen = || {
+        let paths = params(json!({"paths": ["/d/f"]}));
+        let stat = step(&files.guest_root, |step| stat::stat(step, &paths)).unwrap();
+        let FileOutcome::Stat(file) = &stat.paths["/d/f"] else {
+            panic!("{stat:?}");
+        };
+        let path = params(json!({"path": "/d"}));
+        let listed = step(&files.guest_root, |step| list::list(step, &path)).unwrap();
+        assert_eq!(listed.entries[0].xattrs, file.xattrs);
+        json!(file.xattrs)
+    };
+    let both = json!({"a.b": "1", "c": "\u{e9}"});
+    let written = write(both.clone(), json!({})).unwrap();
+    assert_eq!((json!(written.xattrs), seen()), (both.clone(), both));
+    let file = root.path().join("d/f");
+    let set = |name: &str, value: &[u8]| {
+        rustix::fs::setxattr(&file, name, value, rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    set("user.own", b"2");
+    set("user.bytes", b"\xff");
+    assert_eq!(seen(), json!({"a.b": "1", "c": "\u{e9}", "own": "2"}));
+    write(json!({"c": "3"}), json!({"append": true})).unwrap();
+    assert_eq!(seen(), json!({"a.b": "1", "c": "3", "own": "2"}));
+    write(json!({}), json!({})).unwrap();
+    assert_eq!(seen(), json!({}), "another file has replaced it");
+    for invalid in [
+        json!({"": "v"}),
+        json!({"a\0b": "v"}),
+        json!({"k".repeat(251): "v"}),
+        json!({"k": "v".repeat(4096)}),
+    ] {
+        let error = write(invalid, json!({})).unwrap_err();
+        assert!(error.message().starts_with("xattrs: "), "{error:?}");
+        assert_eq!(error.code(), Code::Validation);
+    }
 }
 
 #[test]

@@ -58,6 +58,8 @@ pub(crate) struct WatchedTree {
     dirs: HashMap<i32, String>,
     /// The first half of a move.
     pending_move: Option<PendingMove>,
+    /// The move by which a file that the agent has written gets its name.
+    install_cookie: Option<u32>,
     /// Whether a directory vanished, or moved with a parent, before it was watched.
     vanished: bool,
     ended: bool,
@@ -120,6 +122,7 @@ impl WatchedTree {
             only_name,
             dirs: HashMap::new(),
             pending_move: None,
+            install_cookie: None,
             vanished: false,
             ended: false,
         };
@@ -190,7 +193,7 @@ impl WatchedTree {
             self.report_moved_out(lines);
         }
         if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-            self.report(ChangeKind::Overflow, "", None, lines);
+            self.report(ChangeKind::Overflow, "", lines);
             return self.rescan(step, lines);
         }
         let gone = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT;
@@ -198,7 +201,7 @@ impl WatchedTree {
             let is_root = self.dirs.get(&event.wd).is_some_and(String::is_empty);
             if is_root && !self.ended {
                 let name = self.only_name.clone().unwrap_or_default();
-                self.report(ChangeKind::Removed, &name, None, lines);
+                self.report(ChangeKind::Removed, &name, lines);
                 self.ended = true;
             }
             if event.flags.contains(ReadFlags::IGNORED) {
@@ -209,6 +212,9 @@ impl WatchedTree {
         let (Some(dir), Some(name)) = (self.dirs.get(&event.wd), event.name) else {
             return Ok(());
         };
+        if event.flags.contains(ReadFlags::MOVED_FROM) && name.starts_with(TEMP_PREFIX) {
+            self.install_cookie = Some(event.cookie);
+        }
         let is_reported = self
             .only_name
             .as_ref()
@@ -219,11 +225,13 @@ impl WatchedTree {
         let at = join_relative(dir, &name);
         let is_dir = event.flags.contains(ReadFlags::ISDIR);
         if event.flags.contains(ReadFlags::CREATE) {
-            self.report(ChangeKind::Created, &at, None, lines);
+            self.report(ChangeKind::Created, &at, lines);
             self.watch_new(step, at, is_dir, lines)
         } else if is_arrival {
             if let Some(pending_move) = self.pending_move.take() {
-                self.report(ChangeKind::Moved, &at, Some(&pending_move.at), lines);
+                let from = Some(self.full_path(&pending_move.at));
+                let moved = self.change(ChangeKind::Moved, &at);
+                write_line(&FileChange { from, ..moved }, lines);
                 self.rename_dirs(&pending_move.at, &at, lines);
                 // The directory or its contents may have moved on before they could be watched.
                 if self.dirs.values().any(|dir| *dir == at) && !self.vanished {
@@ -231,7 +239,13 @@ impl WatchedTree {
                 }
                 self.vanished = false;
             } else {
-                self.report(ChangeKind::Created, &at, None, lines);
+                let is_written = self.install_cookie.take() == Some(event.cookie);
+                let created = FileChange {
+                    content: is_written,
+                    attributes: is_written,
+                    ..self.change(ChangeKind::Created, &at)
+                };
+                write_line(&created, lines);
             }
             self.watch_new(step, at, is_dir, lines)
         } else if event.flags.contains(ReadFlags::MOVED_FROM) {
@@ -239,11 +253,17 @@ impl WatchedTree {
             self.pending_move = Some(PendingMove { cookie, at, is_dir });
             Ok(())
         } else if event.flags.contains(ReadFlags::DELETE) {
-            self.report(ChangeKind::Removed, &at, None, lines);
+            self.report(ChangeKind::Removed, &at, lines);
             self.ended = self.only_name.is_some();
             Ok(())
         } else {
-            self.report(ChangeKind::Changed, &at, None, lines);
+            let attributes = event.flags.contains(ReadFlags::ATTRIB);
+            let changed = FileChange {
+                content: !attributes,
+                attributes,
+                ..self.change(ChangeKind::Changed, &at)
+            };
+            write_line(&changed, lines);
             Ok(())
         }
     }
@@ -253,7 +273,7 @@ impl WatchedTree {
         let Some(PendingMove { at, is_dir, .. }) = self.pending_move.take() else {
             return;
         };
-        self.report(ChangeKind::Removed, &at, None, lines);
+        self.report(ChangeKind::Removed, &at, lines);
         self.ended = self.only_name.is_some();
         if is_dir {
             let inotify = &self.inotify;
@@ -286,7 +306,7 @@ impl WatchedTree {
             stays
         });
         if !all_stay {
-            self.report(ChangeKind::Overflow, to, None, lines);
+            self.report(ChangeKind::Overflow, to, lines);
         }
     }
 
@@ -344,7 +364,7 @@ impl WatchedTree {
     ) -> Result<(), BoxError> {
         step.cancel.check()?;
         if !done {
-            self.report(ChangeKind::Overflow, at, None, lines);
+            self.report(ChangeKind::Overflow, at, lines);
         }
         Ok(())
     }
@@ -397,12 +417,16 @@ impl WatchedTree {
                 let inner = join_relative(&at, &name);
                 let is_new = entries == Entries::New && !watched;
                 all_reported &= !is_new || lines.len() < TREE_BATCH_BYTES;
-                if is_new && all_reported {
-                    self.report(ChangeKind::Created, &inner, None, lines);
-                }
                 let stat = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW);
-                let is_dir = |mode| FileType::from_raw_mode(mode) == FileType::Directory;
-                if !stat.is_ok_and(|stat| is_dir(stat.st_mode)) {
+                let kind = stat.map(|stat| FileType::from_raw_mode(stat.st_mode));
+                if is_new && all_reported {
+                    let created = FileChange {
+                        content: kind == Ok(FileType::RegularFile),
+                        ..self.change(ChangeKind::Created, &inner)
+                    };
+                    write_line(&created, lines);
+                }
+                if kind != Ok(FileType::Directory) {
                     continue;
                 }
                 if inner.len() > PATH_BYTES {
@@ -415,7 +439,7 @@ impl WatchedTree {
             }
         }
         if !all_reported {
-            self.report(ChangeKind::Overflow, &top, None, lines);
+            self.report(ChangeKind::Overflow, &top, lines);
         }
         Ok(())
     }
@@ -443,18 +467,27 @@ impl WatchedTree {
         join(&self.path, at)
     }
 
-    fn report(&self, kind: ChangeKind, at: &str, from: Option<&str>, lines: &mut Vec<u8>) {
-        let change = FileChange {
+    fn report(&self, kind: ChangeKind, at: &str, lines: &mut Vec<u8>) {
+        write_line(&self.change(kind, at), lines);
+    }
+
+    fn change(&self, kind: ChangeKind, at: &str) -> FileChange {
+        FileChange {
             kind,
             path: self.full_path(at),
-            from: from.map(|from| self.full_path(from)),
+            from: None,
+            content: false,
+            attributes: false,
             at: UnixMs::now(),
-        };
-        let before = lines.len();
-        match serde_json::to_writer(&mut *lines, &change) {
-            Ok(()) => lines.push(b'\n'),
-            Err(_) => lines.truncate(before),
         }
+    }
+}
+
+fn write_line(change: &FileChange, lines: &mut Vec<u8>) {
+    let before = lines.len();
+    match serde_json::to_writer(&mut *lines, change) {
+        Ok(()) => lines.push(b'\n'),
+        Err(_) => lines.truncate(before),
     }
 }
 

@@ -7,9 +7,10 @@ use rustix::io::Errno;
 
 use super::error::PathContext;
 use super::guest_root::{Step, check_regular};
-use super::stat::{AttributeChange, etag, info, size};
+use super::stat::{AttributeChange, created_at, etag, info, size};
 use super::temp_file::{TempFile, write_at};
 use super::upload::{Outcome, PieceResult};
+use super::xattrs;
 
 /// The mode of a new file, the same as for a command.
 const NEW_FILE: u32 = 0o644;
@@ -20,6 +21,7 @@ pub(super) fn write(step: &Step<'_>, params: &FileWriteParams) -> Result<FileSta
     let path = guest_root.path(&params.path, params.expand)?;
     let (owner, group) = (params.owner.as_deref(), params.group.as_deref());
     let change = AttributeChange::new(guest_root, params.mode, owner, group)?;
+    xattrs::check(&params.xattrs)?;
     let create = || {
         let location = guest_root.location_for(&path, params.parents)?;
         location.check_writable(&path)?;
@@ -73,10 +75,16 @@ fn finish(
     change
         .apply(step.guest_root, &temp_file.file, mode)
         .with_path(&path)?;
+    xattrs::set(&temp_file.file, &params.xattrs, &path)?;
     let replace = params.create == FileCreate::Any;
     let if_match = params.if_match.as_deref();
+    let created_at = created_at(&temp_file.file, "");
     let stat = temp_file.install(step.guest_root, if_match, replace, &path)?;
-    Ok(info(&step.guest_root.guest, path, &stat))
+    Ok(FileStatInfo {
+        created_at,
+        xattrs: params.xattrs.clone(),
+        ..info(&step.guest_root.guest, path, &stat)
+    })
 }
 
 /// Appends to a file.
@@ -143,8 +151,13 @@ fn append(
             .apply(guest_root, &file, before.st_mode)
             .with_path(&path)?;
     }
+    xattrs::set(&file, &params.xattrs, &path)?;
     let stat = rustix::fs::fstat(&file).with_path(&path)?;
-    Ok(info(&guest_root.guest, path, &stat))
+    Ok(FileStatInfo {
+        created_at: created_at(&file, ""),
+        xattrs: xattrs::read(&file, ""),
+        ..info(&guest_root.guest, path, &stat)
+    })
 }
 
 fn changes_owner(params: &FileWriteParams) -> bool {

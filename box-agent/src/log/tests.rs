@@ -74,6 +74,46 @@ fn the_oldest_block_is_dropped_unless_a_reader_needs_it() {
 }
 
 #[test]
+fn a_lost_reader_keeps_blocks_until_its_time_is_over_or_it_attaches_again() {
+    let limit = Duration::from_hours(1);
+    let mut log = log_with_file(64 << 10);
+    log.keep_for_lost(Some(limit));
+    log.append(Stdout, &vec![b'x'; 100_000]);
+    let (mut cursor, _) = begin(&mut log, ReadFrom::Pos(99_000), View::Bytes);
+    read_all(&mut log, &mut cursor);
+    log.lose(&cursor);
+    assert!(log.lost_until() > Some(Instant::now()));
+    // A quarter of the log stays, because pieces on the way to the reader are lost with it.
+    while log.has_room() {
+        log.append(Stdout, &[b'y'; 1000]);
+    }
+    let kept = log.kept_from().stdout;
+    assert!((70_000..90_000).contains(&kept), "{kept}");
+    assert!(log.size().stdout > 130_000);
+    // Another reader of the last output does not take its place.
+    let (tail, _) = begin(&mut log, ReadFrom::Tail(10), View::Bytes);
+    log.detach(&tail);
+    assert!(!log.has_room());
+    let (again, info) = begin(&mut log, ReadFrom::Pos(90_000), View::Bytes);
+    assert!(info.raw.stdout <= 90_000, "nothing is lost");
+    assert_eq!(log.lost_until(), None);
+    log.detach(&again);
+    log.append(Stdout, &vec![b'z'; 1_000_000]);
+    assert!(log.has_room(), "a reader that ends keeps nothing");
+    // The time is over.
+    let (again, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    log.keep_for_lost(Some(Duration::from_nanos(1)));
+    log.lose(&again);
+    std::thread::sleep(Duration::from_millis(1));
+    assert!(log.has_room());
+    // By default, a lost reader keeps nothing.
+    let (again, _) = begin(&mut log, ReadFrom::default(), View::Bytes);
+    log.keep_for_lost(None);
+    log.lose(&again);
+    assert_eq!(log.lost_until(), None);
+}
+
+#[test]
 fn a_detached_reader_keeps_no_blocks_and_a_start_beyond_the_end_is_refused() {
     let mut log = log_with_file(4 << 10);
     log.append(Stdout, b"abc");

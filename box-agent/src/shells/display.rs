@@ -3,35 +3,34 @@
 //! The agent keeps them with the run for later readers. They come from the guest and take the agent's memory, so they
 //! are bounded.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use box_protocol::RunError;
+use box_protocol::actions::Displayed;
 use serde::Deserialize;
 
 use crate::command::Command;
 
-/// One displayed value in several media types.
-pub(crate) type MimeBundle = BTreeMap<String, String>;
-
-/// Maximum size of a run's displayed values and of its error.
+/// Maximum size of a run's displayed values as JSON, and of its error.
 ///
-/// The loops of the interpreters truncate them as well, but a guest can change its loop.
-const RUN_BYTES: usize = 1 << 20;
+/// The values are one message to the runtime. The loops of the interpreters truncate them as well, but a guest can
+/// change its loop.
+pub(super) const RUN_BYTES: usize = 10 << 20;
 const ERROR_BYTES: usize = 64 << 10;
 
 /// Maximum length of an error's name.
 const NAME_BYTES: usize = 256;
 
 /// Maximum size of all reports of a box.
-const BOX_BYTES: usize = 16 << 20;
+const BOX_BYTES: usize = 32 << 20;
 
 /// An interpreter's report on a run besides its exit code: empty, or this as JSON.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct RunReport {
     pub(crate) error: Option<RunError>,
-    pub(crate) shown: Vec<MimeBundle>,
+    pub(crate) shown: Vec<Displayed>,
 }
 
 impl RunReport {
@@ -39,7 +38,9 @@ impl RunReport {
     pub(super) fn decode(json: &[u8]) -> Self {
         let mut report: Self = serde_json::from_slice(json).unwrap_or_default();
         if size(&report.shown) > RUN_BYTES {
-            report.shown = vec![placeholder("displayed values too large")];
+            report.shown = vec![placeholder(&format!(
+                "displayed values too large: at most {RUN_BYTES} bytes"
+            ))];
         }
         if let Some(error) = &mut report.error {
             truncate_error(error);
@@ -144,13 +145,29 @@ impl ReportStore {
     }
 }
 
-fn placeholder(text: &str) -> MimeBundle {
-    [("text/plain".to_owned(), format!("[{text}]"))].into()
+fn placeholder(text: &str) -> Displayed {
+    Displayed {
+        data: [("text/plain".to_owned(), format!("[{text}]"))].into(),
+        main: false,
+    }
 }
 
-fn size(shown: &[MimeBundle]) -> usize {
-    let members = shown.iter().flatten();
-    members.map(|(kind, data)| kind.len() + data.len()).sum()
+fn size(shown: &[Displayed]) -> usize {
+    let members = shown.iter().flat_map(|one| &one.data);
+    let texts: usize = members
+        .map(|(kind, data)| encoded_bytes(kind) + encoded_bytes(data))
+        .sum();
+    texts + size_of_val(shown)
+}
+
+/// The size of a text as JSON.
+fn encoded_bytes(text: &str) -> usize {
+    let each = text.bytes().map(|byte| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => 6,
+        _ => 1,
+    });
+    each.sum()
 }
 
 #[cfg(test)]
@@ -161,12 +178,27 @@ mod tests {
     fn an_invalid_report_is_empty_and_a_large_one_is_replaced() {
         assert!(RunReport::decode(b"").shown.is_empty());
         assert!(RunReport::decode(b"{\"shown\": 7}").shown.is_empty());
-        let valid = RunReport::decode(br#"{"shown": [{"text/plain": "42"}], "error": null}"#);
-        assert_eq!(valid.shown[0]["text/plain"], "42");
-        let large = format!(r#"{{"shown": [{{"a": "{}"}}]}}"#, "x".repeat(RUN_BYTES + 1));
-        let large = RunReport::decode(large.as_bytes());
-        assert_eq!(large.shown, [placeholder("displayed values too large")]);
+        let valid = br#"{"shown": [{"data": {"text/plain": "42"}, "main": true}], "error": null}"#;
+        let valid = RunReport::decode(valid);
+        assert_eq!(valid.shown[0].data["text/plain"], "42");
+        assert!(valid.shown[0].main);
+        let shown = |text: String| {
+            let report = format!(r#"{{"shown": [{{"data": {{"a": "{text}"}}}}]}}"#);
+            RunReport::decode(report.as_bytes()).shown
+        };
+        let fitting = shown("x".repeat(RUN_BYTES - 1000));
+        assert_eq!(fitting[0].data["a"].len(), RUN_BYTES - 1000);
+        // The second text is short here and long in the message to the runtime.
+        for large in [
+            "x".repeat(RUN_BYTES + 1),
+            "\\u0001".repeat(RUN_BYTES / 6 + 1),
+        ] {
+            let large = shown(large);
+            let text = &large[0].data["text/plain"];
+            assert!(text.contains("too large: at most 10485760 bytes"), "{text}");
+        }
     }
+
     #[test]
     fn an_error_is_truncated_and_keeps_its_last_lines() {
         let lines: Vec<_> = (0..100_000).map(|line| format!("line {line}")).collect();

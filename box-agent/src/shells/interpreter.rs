@@ -9,7 +9,7 @@ use box_protocol::{BoxError, Env};
 use box_sys::{ChildExit, Init, Moment};
 use rustix::process::{Pid, Signal};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::ipc::{Done, IpcDir, Streams};
 use super::language::{Settings, argv, fits_line, go_line};
@@ -25,6 +25,9 @@ const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
 ///
 /// A run that has just started may have missed the first one.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Time between two checks whether a starting interpreter has read the line of its run.
+const LINE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Time between two kills of the processes that a run has started.
 const KILL_INTERVAL: Duration = Duration::from_millis(10);
@@ -52,6 +55,7 @@ pub(crate) struct ActiveRun {
     process: Arc<box_sys::Command>,
     since: Moment,
     stop: Notify,
+    interrupt: Notify,
 }
 
 /// How a run ended.
@@ -81,12 +85,12 @@ impl ActiveRun {
             .iter()
             .any(|terminating| terminating.as_raw() == signal)
         {
-            self.interrupt();
+            self.interrupt.notify_one();
         }
         init.signal_started_since(&self.process, self.since, signal);
     }
 
-    fn interrupt(&self) {
+    fn send_interrupt(&self) {
         // The pid is not reused before the agent reaps the process.
         if let Some(pid) = Pid::from_raw(self.process.pid) {
             let _ = rustix::process::kill_process(pid, Signal::INT);
@@ -153,6 +157,7 @@ impl Interpreter {
             process: Arc::clone(&self.process),
             since: Moment::now(),
             stop: Notify::new(),
+            interrupt: Notify::new(),
         };
         let has_input = self.ipc.has_input();
         let text = inline.then_some(request.text);
@@ -173,17 +178,27 @@ impl Interpreter {
 
     /// Waits for the end of a run, and enforces the end once it is requested.
     pub(super) async fn finish(&mut self, agent: &Agent, run: &ActiveRun) -> RunEnd {
-        tokio::select! {
-            biased;
-            end = self.wait_run_end() => return self.or_kill(agent, end).await,
-            () = run.stop.notified() => {}
+        let mut wanted = false;
+        loop {
+            // A signal would end an interpreter that starts, and one that waits ignores it.
+            if wanted && self.ipc.has_read_line() {
+                wanted = false;
+                run.send_interrupt();
+            }
+            tokio::select! {
+                biased;
+                end = self.wait_run_end() => return self.or_kill(agent, end).await,
+                () = run.stop.notified() => break,
+                () = run.interrupt.notified() => wanted = true,
+                () = sleep(LINE_INTERVAL), if wanted => {}
+            }
         }
-        run.interrupt();
+        run.send_interrupt();
         let stop_began = Instant::now();
         let (mut end, mut next_interrupt) = (None, stop_began + INTERRUPT_INTERVAL);
         while end.is_none() && stop_began.elapsed() < INTERRUPT_GRACE {
             if next_interrupt <= Instant::now() {
-                run.interrupt();
+                run.send_interrupt();
                 next_interrupt += INTERRUPT_INTERVAL;
             }
             self.kill_children(agent, run);

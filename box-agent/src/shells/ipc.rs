@@ -22,16 +22,17 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
+use super::display::RUN_BYTES;
 use crate::pipe::{Pipe, async_fd};
 
 /// The parent directory. Every command may write there, and each box has its own.
 const PARENT_DIR: &str = "/tmp";
 
-/// Maximum size of one message.
-const DONE_BYTES: usize = 4 << 20;
-
 /// Maximum size of the exports that are kept for the next interpreter.
 const EXPORTS_BYTES: usize = 1 << 20;
+
+/// Maximum size of one message: displayed values, exports that are too large to keep, an error.
+const DONE_BYTES: usize = RUN_BYTES + 3 * EXPORTS_BYTES;
 
 /// Bytes of one read.
 const DONE_READ: usize = 16 << 10;
@@ -127,9 +128,11 @@ impl IpcDir {
         Ok(ipc)
     }
 
-    /// Creates the output pipes of the next run in advance.
+    /// Creates the output pipes of the next run in advance, and removes the files of the last one.
+    ///
+    /// Its text and its variables may be secret.
     pub(super) fn prepare(&mut self, output: OutputMode) -> io::Result<()> {
-        for name in ["in", "out", "err"] {
+        for name in ["in", "out", "err", "text", "before", "after"] {
             self.remove(name)?;
         }
         rustix::fs::symlinkat("/dev/null", &self.dir, "in")?;
@@ -202,6 +205,11 @@ impl IpcDir {
     pub(super) fn send_line(&self, line: &str) -> io::Result<()> {
         rustix::io::write(&self.go, line.as_bytes())?;
         Ok(())
+    }
+
+    /// Returns whether the interpreter has read the line.
+    pub(super) fn has_read_line(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.go).is_ok_and(|unread| unread == 0)
     }
 
     /// Waits for the end of the run.

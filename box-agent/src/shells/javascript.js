@@ -33,28 +33,85 @@
     names.forEach((name, fd) => fs.openSync(name, fd ? O_WRONLY : O_RDONLY));
     input = null;
   };
+  const truncate = (text, limit) => text.length <= limit ? text : text.slice(0, limit) + " [truncated]";
   const describe = (raised) => {
-    const stack = String(raised?.stack ?? raised);
+    const lines = String(raised?.stack ?? raised).split("\n");
+    // The last frames are those of the driver.
+    const driver = lines.findIndex((line) => /^ +at .*(\[eval\]|node:(inspector|vm):)/.test(line));
+    const stack = (driver < 0 ? lines : lines.slice(0, driver)).join("\n");
     err.write(stack + "\n");
-    const truncate = (text, limit) => text.length <= limit ? text : text.slice(0, limit) + " [truncated]";
     return { name: truncate(String(raised?.name ?? typeof raised), 200), value: truncate(String(raised?.message ?? raised), 16000),
       traceback: stack.split("\n").slice(-100).map(line => truncate(line, 2000)) };
   };
 
   // The method name of notebooks, so that the same objects display here.
-  let shown = [], room = 0;
-  const show = (value) => {
-    let bundle = { "text/plain": util.inspect(value) };
+  // Displayed values: at most 10 MiB as JSON. The largest formats of a value beyond most of it are omitted, and values
+  // beyond all of it dropped.
+  const LIMIT = 10 * 2 ** 20 - 8192, RESERVE = 2 ** 16;
+  let shown = [], dropped = 0, room = 0;
+  const show = (value, main) => {
+    // Other values show the first part of their strings.
+    const whole = typeof value === "string" ? { maxStringLength: Infinity } : {};
+    const data = { "text/plain": util.inspect(value, whole) };
     try {
       const made = value?.[Symbol.for("Jupyter.display")]?.() ?? {};
-      for (const [kind, data] of Object.entries(made)) bundle[kind] = typeof data === "string" ? data : JSON.stringify(data) ?? "";
+      for (const [kind, one] of Object.entries(made)) data[kind] = typeof one === "string" ? one : JSON.stringify(one) ?? "";
     } catch {}
-    const size = () => Object.values(bundle).reduce((sum, data) => sum + data.length, 0);
-    if (size() > room) bundle = { "text/plain": bundle["text/plain"].slice(0, 1000) + " [truncated]" };
+    const size = (one = data) => Buffer.byteLength(JSON.stringify(one)) + 64;
+    const omitted = [], sizes = Object.entries(data).map(([kind, one]) => [size(one), kind]).sort((a, b) => a[0] - b[0]);
+    while (size() > room && sizes.length) {
+      const [, kind] = sizes.pop();
+      if (kind === "text/plain") {
+        data[kind] = truncate(data[kind], 1000);
+      } else {
+        omitted.push(kind);
+        delete data[kind];
+      }
+    }
+    if (omitted.length) {
+      const note = `[${omitted.join(", ").slice(0, 1000)} omitted: the values of a run have at most 10 MiB]`;
+      data["text/plain"] = [data["text/plain"], note].filter(Boolean).join("\n");
+    }
+    if (size() > room + RESERVE && !main) return void dropped++;
     room -= size();
-    shown.push(bundle);
+    shown.push({ data, main });
   };
-  globalThis.display = (...values) => values.forEach(show);
+  globalThis.display = (...values) => values.forEach((value) => show(value, false));
+
+  const modules = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER;
+  const importModule = (name) => vm.runInThisContext("(name) => import(name)", { importModuleDynamically: modules })(name);
+  // V8's own mode for consoles accepts `await` outside of functions. Only texts that need it pay for it.
+  let inspector = null, taken;
+  const evaluate = async (text) => {
+    if (!inspector) {
+      inspector = new (require("inspector").Session)();
+      inspector.connect();
+      Object.defineProperty(globalThis, "__box_take", { value: (value) => { taken = value; } });
+      Object.defineProperty(globalThis, "__box_import", { value: importModule });
+    }
+    const post = (method, params) =>
+      new Promise((done, failed) => inspector.post(method, params, (error, made) => (error ? failed(error) : done(made))));
+    const take = (one) => post("Runtime.callFunctionOn", {
+      functionDeclaration: "function (value) { __box_take(value); }",
+      arguments: [one.objectId ? { objectId: one.objectId } : one.unserializableValue ? { unserializableValue: one.unserializableValue } : { value: one.value }],
+      executionContextId: 1,
+    });
+    // V8 does not resolve modules in this mode.
+    const expression = text.replace(/\bimport\s*\(/g, "__box_import(");
+    const made = await post("Runtime.evaluate", { expression, replMode: true, awaitPromise: true, objectGroup: "run" });
+    taken = undefined;
+    await take(made.exceptionDetails?.exception ?? made.result);
+    await post("Runtime.releaseObjectGroup", { objectGroup: "run" });
+    const value = taken;
+    taken = undefined;
+    if (made.exceptionDetails) throw value;
+    return value;
+  };
+  const needsAwait = (text) => {
+    if (!/\bawait\b/.test(text)) return false;
+    try { new vm.Script(text); } catch (error) { return error instanceof SyntaxError; }
+    return false;
+  };
 
   if (fs.existsSync(path("state"))) {
     for (const name of Object.keys(process.env)) delete process.env[name];
@@ -77,7 +134,8 @@
     if (stdin === "open") send(number, "begun", "", "", "");
     let code = 0, error = null, settings = null, before = {};
     shown = [];
-    room = 250000;
+    dropped = 0;
+    room = LIMIT - RESERVE;
     try {
       if (mode === "set") {
         settings = load("before");
@@ -88,9 +146,10 @@
       const stopped = new Promise((_, reject) => (interrupt = failed = reject));
       stopped.catch(() => {});
       const text = fs.readFileSync(path("text"), "utf8");
-      let value = vm.runInThisContext(text, { filename: `<run ${number}>`, breakOnSigint: true });
+      const options = { filename: `<run ${number}>`, breakOnSigint: true, importModuleDynamically: modules };
+      let value = needsAwait(text) ? evaluate(text) : vm.runInThisContext(text, options);
       if (typeof value?.then === "function") value = await Promise.race([value, stopped]);
-      if (value !== undefined) show(value);
+      if (value !== undefined) show(value, true);
     } catch (raised) {
       code = 1;
       error = describe(raised);
@@ -102,8 +161,9 @@
       if (value === undefined) delete process.env[name];
       else process.env[name] = value;
     }
-    if (settings?.cwd) process.chdir(cwd);
+    if (settings?.cwd && !settings.stays) process.chdir(cwd);
     try { cwd = process.cwd(); } catch {}
+    if (dropped) shown.push({ data: { "text/plain": `[${dropped} more values omitted]` }, main: false });
     const report = error || shown.length ? JSON.stringify({ error, shown }) : "";
     send(number, code, cwd, report, JSON.stringify(process.env));
   };

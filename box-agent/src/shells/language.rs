@@ -9,6 +9,8 @@ use box_protocol::actions::Language;
 #[derive(Debug)]
 pub(super) struct Settings<'a> {
     pub(super) cwd: &'a str,
+    /// Whether the interpreter stays in the directory of the run.
+    pub(super) cwd_stays: bool,
     pub(super) env: &'a Env,
 }
 
@@ -20,7 +22,13 @@ pub(super) fn argv(language: Language, dir: &str) -> Vec<String> {
     let words: &[&str] = match language {
         Language::Bash => &["bash", "-c", shell, "bash"],
         Language::Sh => &["sh", "-c", shell, "sh"],
-        Language::Python => &["python3", "-c", include_str!("python.py")],
+        Language::Python => {
+            // The loop has its own namespace, because the guest can redefine every name in `__main__`.
+            let start = "exec(__import__('sys').argv[1], {})";
+            let (driver, notebook) = (include_str!("python.py"), include_str!("notebook.py"));
+            let values = include_str!("values.py");
+            &["python3", "-c", start, driver, notebook, values]
+        }
         Language::JavaScript => &["node", "-e", include_str!("javascript.js"), "--"],
     };
     let words = words.iter().copied().chain([dir]);
@@ -82,7 +90,9 @@ impl Settings<'_> {
         match language {
             Language::Bash | Language::Sh => self.as_shell_text(),
             Language::Python | Language::JavaScript => {
-                let settings = serde_json::json!({"cwd": self.cwd, "env": self.env});
+                let stays = self.cwd_stays;
+                let settings =
+                    serde_json::json!({"cwd": self.cwd, "stays": stays, "env": self.env});
                 (settings.to_string(), String::new())
             }
         }
@@ -96,7 +106,9 @@ impl Settings<'_> {
                 before,
                 "__box_cwd=$PWD\ncommand cd -- {cwd} || __box_code=1"
             );
-            let _ = writeln!(after, "command cd -- \"$__box_cwd\"");
+            if !self.cwd_stays {
+                let _ = writeln!(after, "command cd -- \"$__box_cwd\"");
+            }
         }
         // A shell can only set variables with such names. It passes others on if they were in its environment at its
         // start.
@@ -142,7 +154,11 @@ mod tests {
         let mut env = Env::new();
         env.insert("A;reboot", "x").unwrap();
         env.insert("1A", "x").unwrap();
-        let settings = Settings { cwd: "", env: &env };
+        let settings = Settings {
+            cwd: "",
+            cwd_stays: false,
+            env: &env,
+        };
         assert_eq!(settings.files(Language::Sh), (String::new(), String::new()));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AgentCommand, AgentStartParams, ShellCreateParams, ShellInfo, ShellState,
+    AgentCommand, AgentStartParams, Language, ShellCreateParams, ShellInfo, ShellState,
 };
 use box_protocol::{BoxError, CommandId, Env, ExitWhy, Note, Program, ShellId, UnixMs};
 use box_rpc::{Turn, Turns};
@@ -48,6 +48,7 @@ struct State {
     interpreter_lost: bool,
     /// Runs that have not ended, the current one first.
     runs: Vec<Arc<Command>>,
+    executions: u64,
     current: Option<CommandId>,
     last: Option<CommandId>,
     last_used_at: UnixMs,
@@ -76,6 +77,7 @@ impl Shell {
                 exports: None,
                 interpreter_lost: false,
                 runs: Vec::new(),
+                executions: 0,
                 current: None,
                 last: None,
                 last_used_at: now,
@@ -126,6 +128,7 @@ impl Shell {
             persist: self.params.persist,
             current: state.current.clone(),
             last: state.last.clone(),
+            executions: state.executions,
             created_at: self.created_at,
             last_used_at: state.last_used_at,
             note: state.note.clone(),
@@ -231,6 +234,7 @@ impl Shell {
             text,
             settings: Settings {
                 cwd: &params.cwd,
+                cwd_stays: params.cwd_stays,
                 env: &params.env,
             },
             stdin: params.stdin,
@@ -245,8 +249,12 @@ impl Shell {
                 return Err(error);
             }
         };
-        let cwd = Some(params.cwd.clone()).filter(|cwd| !cwd.is_empty());
-        let cwd = cwd.unwrap_or_else(|| self.state().cwd.clone());
+        let cwd = {
+            let mut state = self.state();
+            state.executions += 1;
+            let cwd = Some(params.cwd.clone()).filter(|cwd| !cwd.is_empty());
+            cwd.unwrap_or_else(|| state.cwd.clone())
+        };
         command.set_shell_run(Arc::clone(&active), cwd, replaced);
         if let Some(input) = streams.input {
             command.input.open(InputTarget::Pipe(input));
@@ -260,7 +268,7 @@ impl Shell {
             stderr: streams.stderr,
             sink: OutputSink::Log,
             timeout: params.timeout_ms.map(Duration::from_millis),
-            unread_limit: None,
+            unread_limit: params.detached_ms.map(Duration::from_millis),
             oom_kills_at_start: agent.init().oom_kills(),
         };
         let supervised = tokio::spawn(supervisor.run());
@@ -281,11 +289,12 @@ impl Shell {
                     code: Some(done.code),
                     signal: None,
                 };
+                let cwd_stays = self.params.persist || params.cwd_stays;
+                if cwd_stays && done.cwd.len() <= PATH_BYTES {
+                    self.state().cwd = done.cwd;
+                }
                 if self.params.persist {
                     *guard = Some(interpreter);
-                    if done.cwd.len() <= PATH_BYTES {
-                        self.state().cwd = done.cwd;
-                    }
                 } else {
                     interpreter.kill_alone(agent).await;
                 }
@@ -327,10 +336,11 @@ impl Shell {
         let language = self.params.language;
         let start = |cwd: &str| {
             let env = agent.env_with(self.params.env.clone());
-            // The exports are the whole environment; only the search path is needed to find the program.
-            let env = exports
-                .as_ref()
-                .map_or_else(|| env.clone(), |_| only_path(&env));
+            // The interpreter replaces its environment by the exports, but it reads some variables at its start.
+            let env = match &exports {
+                Some(exports) => exported(language, exports).unwrap_or_else(|| only_path(&env)),
+                None => env,
+            };
             Interpreter::start(agent, language, cwd, env, exports.as_deref())
         };
         // The directory may no longer exist.
@@ -355,6 +365,14 @@ impl Shell {
         if let Some(interpreter) = self.interpreter.lock().await.take() {
             interpreter.end(agent).await;
         }
+    }
+}
+
+/// Returns the exports of an interpreter that writes them as JSON; `None` for a shell.
+fn exported(language: Language, exports: &[u8]) -> Option<Env> {
+    match language {
+        Language::Bash | Language::Sh => None,
+        Language::Python | Language::JavaScript => serde_json::from_slice(exports).ok(),
     }
 }
 

@@ -7,6 +7,10 @@ use std::path::Path;
 
 use super::super::Files;
 use super::super::tests::{files_in, step};
+use super::super::write::write;
+use box_protocol::actions::FileWriteParams;
+use box_protocol::{Blob, BoxId};
+
 use super::*;
 
 struct Watch {
@@ -68,11 +72,48 @@ impl Watch {
         }
     }
 
+    /// Polls once, and returns the lines.
+    fn lines(&mut self) -> Vec<serde_json::Value> {
+        let batch = step(&self.files.guest_root, |step| self.watched.poll(step)).unwrap();
+        let lines = serde_json::Deserializer::from_slice(&batch.lines).into_iter();
+        lines.collect::<Result<_, _>>().unwrap()
+    }
+
     fn changes(&mut self) -> Vec<String> {
         let (changes, ended) = self.poll();
         assert!(!ended, "{changes:?}");
         changes
     }
+}
+
+/// What changed, of each change.
+#[test]
+fn a_change_says_whether_it_is_of_content_or_of_attributes() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let mut watch = Watch::start("/", false, |_| {});
+    fs::write(watch.at("a"), "x").unwrap();
+    fs::set_permissions(watch.at("a"), fs::Permissions::from_mode(0o600)).unwrap();
+    let params = FileWriteParams::new(BoxId::new("s").unwrap(), "/b", Blob::from(b"x".to_vec()));
+    step(&watch.files.guest_root, |step| write(step, &params)).unwrap();
+    let (created, moved) = (("created", false, false), ("created", true, true));
+    let (content, attributes) = (("changed", true, false), ("changed", false, true));
+    let named = |change: &serde_json::Value, name: &str| change["path"] == name;
+    let seen = watch.lines();
+    let of = |name: &str| {
+        let seen = seen.iter().filter(|change| named(change, name));
+        let parts = seen.map(|change| {
+            let kind = change["kind"].as_str().unwrap();
+            (
+                kind,
+                change["content"] == true,
+                change["attributes"] == true,
+            )
+        });
+        parts.collect::<Vec<_>>()
+    };
+    assert_eq!(of("/a"), [created, content, attributes]);
+    assert_eq!(of("/b"), [moved], "a file that the agent has written");
 }
 
 #[test]
