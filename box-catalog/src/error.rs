@@ -36,6 +36,28 @@ pub enum Error {
         /// The limit.
         max: usize,
     },
+    /// A volume, or all volumes of its owner together, would be too large.
+    #[error(
+        "size_mb: {asked} MiB are above the limit {limit}, {max} MiB; ask for less, or delete volumes"
+    )]
+    TooLarge {
+        /// The limit.
+        limit: &'static str,
+        /// The size that was asked for, with the other volumes if the limit counts them.
+        asked: u64,
+        /// The maximum.
+        max: u64,
+    },
+    /// The snapshots of an owner are larger than the limit.
+    #[error(
+        "snapshot: {asked} MiB of all snapshots are above the limit max_snapshots_mb_per_owner, {max} MiB; delete snapshots"
+    )]
+    SnapshotsTooLarge {
+        /// The size of all snapshots with the new one.
+        asked: u64,
+        /// The maximum.
+        max: u64,
+    },
     /// The record of an item cannot be read.
     #[error("{kind} {id}: its record is damaged; restore it from a copy, or delete the item")]
     Damaged {
@@ -81,7 +103,10 @@ impl Error {
         match self {
             Self::NotFound { .. } => Code::NotFound,
             Self::NameTaken { .. } | Self::Locked => Code::Conflict,
-            Self::TooMany { .. } | Self::Full => Code::Capacity,
+            Self::TooMany { .. }
+            | Self::TooLarge { .. }
+            | Self::SnapshotsTooLarge { .. }
+            | Self::Full => Code::Capacity,
             Self::Damaged { .. } => Code::Unavailable,
             Self::Invalid(_) => Code::Validation,
             Self::Storage(_) => Code::Internal,
@@ -105,6 +130,16 @@ impl From<Error> for BoxError {
                 limit: Some("items_per_owner".to_owned()),
                 max: u64::try_from(*max).ok(),
                 ..Detail::about((*kind).into())
+            },
+            Error::TooLarge { limit, max, .. } => Detail {
+                limit: Some((*limit).to_owned()),
+                max: Some(*max),
+                ..Detail::of_field("size_mb").of(CatalogKind::Volume.into())
+            },
+            Error::SnapshotsTooLarge { max, .. } => Detail {
+                limit: Some("max_snapshots_mb_per_owner".to_owned()),
+                max: Some(*max),
+                ..Detail::about(CatalogKind::Snapshot.into())
             },
             Error::Damaged { kind, .. } => Detail::lasting().of((*kind).into()),
             Error::Locked | Error::Full | Error::Storage(_) => Detail::default(),

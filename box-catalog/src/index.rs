@@ -185,6 +185,12 @@ impl Index {
         Ok(())
     }
 
+    /// Returns whether another item of the owner has this tag and is ready.
+    pub(crate) fn is_tag_of_ready(&self, item: &CatalogItem, tag: &Name) -> bool {
+        let other = self.named(item.kind(), &item.owner, tag.as_str());
+        other.is_some_and(|other| other.id != item.id && other.state == ItemState::Ready)
+    }
+
     fn check_name(&self, item: &CatalogItem, name: &Name, field: &'static str) -> Result<()> {
         let other = self.named(item.kind(), &item.owner, name.as_str());
         if other.is_some_and(|other| other.id != item.id) {

@@ -43,12 +43,21 @@ use record::{Folder, Loaded};
 pub struct Limits {
     /// Maximum number of items of one kind that one owner may have.
     pub items_per_owner: usize,
+    /// Maximum size of one volume, in MiB.
+    pub max_volume_mb: Option<u64>,
+    /// Maximum size of all volumes of one owner together, in MiB.
+    pub max_volumes_mb_per_owner: Option<u64>,
+    /// Maximum size of all snapshots of one owner together, in MiB.
+    pub max_snapshots_mb_per_owner: Option<u64>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             items_per_owner: 1000,
+            max_volume_mb: None,
+            max_volumes_mb_per_owner: None,
+            max_snapshots_mb_per_owner: None,
         }
     }
 }
@@ -61,11 +70,16 @@ pub struct NewItem {
     /// Its name.
     pub name: Name,
     /// Its tags, which move here from other items of the owner.
+    ///
+    /// An item that is not ready gets only those that no ready item has. The caller adds the others
+    /// with the change that makes it ready.
     pub tags: Vec<Name>,
     /// Its labels.
     pub labels: Labels,
     /// Its state.
     pub state: ItemState,
+    /// The bytes that it occupies, if they are known.
+    pub size_bytes: Option<u64>,
     /// The properties of its kind.
     pub content: ItemContent,
 }
@@ -192,7 +206,7 @@ impl Catalog {
         check_labels(&new.labels)?;
         check_tags(&new.tags)?;
         let now = UnixMs::now();
-        let item = CatalogItem {
+        let mut item = CatalogItem {
             id: ItemId::fresh(),
             name: new.name,
             tags: distinct(new.tags),
@@ -202,7 +216,7 @@ impl Catalog {
             reason: None,
             created_at: now,
             updated_at: now,
-            size_bytes: None,
+            size_bytes: new.size_bytes,
             used_by: 0,
             content: new.content,
         };
@@ -215,6 +229,13 @@ impl Catalog {
                 return Err(Error::TooMany { kind, max });
             }
             index.check_names(&item)?;
+            self.check_volume(&index, &item)?;
+            self.check_snapshot(&index, &item)?;
+            if item.state != ItemState::Ready {
+                let mut tags = std::mem::take(&mut item.tags);
+                tags.retain(|tag| !index.is_tag_of_ready(&item, tag));
+                item.tags = tags;
+            }
         }
         self.write(&mut writer, item)
     }
@@ -263,8 +284,63 @@ impl Catalog {
             let rule = format!("must stay {kind}");
             return Err(box_protocol::Invalid::new("content", rule).into());
         }
-        self.read().check_names(&item)?;
+        let index = self.read();
+        index.check_names(&item)?;
+        if is_larger(&before.content, &item.content) {
+            self.check_volume(&index, &item)?;
+        }
+        if item.size_bytes > before.size_bytes {
+            self.check_snapshot(&index, &item)?;
+        }
         Ok(item)
+    }
+
+    /// Checks the size of a volume, and that of all volumes of its owner.
+    fn check_volume(&self, index: &Index, item: &CatalogItem) -> Result<()> {
+        let ItemContent::Volume(volume) = &item.content else {
+            return Ok(());
+        };
+        let limits = self.limits;
+        let mine = index.all(CatalogKind::Volume).filter(|other| {
+            let is_other = other.id != item.id;
+            is_other && other.owner == item.owner
+        });
+        let others: u64 = mine.map(|other| size_mb(&other.content)).sum();
+        let all = others.saturating_add(volume.size_mb);
+        for (limit, asked, max) in [
+            ("max_volume_mb", volume.size_mb, limits.max_volume_mb),
+            (
+                "max_volumes_mb_per_owner",
+                all,
+                limits.max_volumes_mb_per_owner,
+            ),
+        ] {
+            if let Some(max) = max.filter(|max| asked > *max) {
+                return Err(Error::TooLarge { limit, asked, max });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the size of all snapshots of an owner.
+    ///
+    /// A snapshot that is being made has no size yet. It is refused if nothing fits any more.
+    fn check_snapshot(&self, index: &Index, item: &CatalogItem) -> Result<()> {
+        let Some(max) = self.limits.max_snapshots_mb_per_owner else {
+            return Ok(());
+        };
+        if item.kind() != CatalogKind::Snapshot {
+            return Ok(());
+        }
+        let all = index.all(CatalogKind::Snapshot);
+        let mine = all.filter(|other| other.id != item.id && other.owner == item.owner);
+        let others = mine.filter_map(|other| other.size_bytes);
+        let bytes = others.fold(item.size_bytes.unwrap_or(1), u64::saturating_add);
+        let asked = bytes.div_ceil(1 << 20);
+        if asked > max {
+            return Err(Error::SnapshotsTooLarge { asked, max });
+        }
+        Ok(())
     }
 
     /// Removes an item, also one whose record is damaged.
@@ -288,8 +364,9 @@ impl Catalog {
         self.change_index(|index| index.insert(item.clone()));
         for mut loser in losers {
             loser.tags.retain(|tag| !item.tags.contains(tag));
-            // Lower than that of the item that has the tag now.
-            self.folder.store(&loser, writer.revision - 1)?;
+            // Lower than that of the item that has the tag now. A failure does not fail the call,
+            // whose item is stored: the next opening repairs the record.
+            let _ = self.folder.store(&loser, writer.revision - 1);
             self.change_index(|index| index.insert(loser));
         }
         Ok(item)
@@ -306,6 +383,24 @@ impl Catalog {
     fn writer(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Reads the items of a kind, also while another process uses the store.
+///
+/// Damaged records are skipped, and a store that does not exist has no items.
+pub fn stored(path: &Path, kind: CatalogKind) -> Result<Vec<CatalogItem>> {
+    record::stored(path, kind)
+}
+
+fn size_mb(content: &ItemContent) -> u64 {
+    match content {
+        ItemContent::Volume(volume) => volume.size_mb,
+        _ => 0,
+    }
+}
+
+fn is_larger(before: &ItemContent, after: &ItemContent) -> bool {
+    size_mb(after) > size_mb(before)
 }
 
 /// Removes repeated tags.

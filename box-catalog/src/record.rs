@@ -4,6 +4,8 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use box_protocol::ItemId;
 use box_protocol::catalog::{CatalogItem, CatalogKind};
@@ -24,6 +26,14 @@ const RECORD_BYTES: u64 = 4 << 20;
 /// Ends of the names of a record and of one that is being written.
 const RECORD: &str = ".json";
 const UNFINISHED: &str = ".new";
+
+/// How long the lock of a killed process may outlive it.
+///
+/// A child that it was starting holds the lock from `fork` to `exec`.
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+
+/// Pause between two attempts to lock the store.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The record of an item.
 #[derive(Serialize, Deserialize)]
@@ -62,10 +72,14 @@ impl Folder {
         let lock = options
             .open(self.0.join("lock"))
             .map_err(Error::storage("open its lock"))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(Error::Locked),
-            Err(error) => return Err(Error::storage("lock it")(error.into())),
+        let begun = Instant::now();
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_LIMIT => thread::sleep(LOCK_PAUSE),
+                Err(Errno::WOULDBLOCK) => return Err(Error::Locked),
+                Err(error) => return Err(Error::storage("lock it")(error.into())),
+            }
         }
         for kind in CatalogKind::ALL {
             create(&self.of(kind)).map_err(&failed)?;
@@ -146,6 +160,26 @@ impl Folder {
             _ => sync(&self.of(kind)),
         }
     }
+}
+
+/// Reads the readable records of a kind, without a lock. The store may be absent.
+pub(crate) fn stored(path: &Path, kind: CatalogKind) -> Result<Vec<CatalogItem>> {
+    let failed = Error::storage("list its records");
+    let entries = match fs::read_dir(path.join(kind.as_str())) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(&failed)?,
+    };
+    let mut items = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(&failed)?;
+        let name = entry.file_name();
+        if name.to_str().is_some_and(|name| name.ends_with(RECORD))
+            && let Ok(record) = read(&entry.path())
+        {
+            items.push(record.item);
+        }
+    }
+    Ok(items)
 }
 
 /// Whether a text is an id that this store has generated.

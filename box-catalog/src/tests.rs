@@ -27,6 +27,7 @@ fn volume(owner: &str, text: &str) -> NewItem {
         tags: Vec::new(),
         labels: Labels::new(),
         state: ItemState::Ready,
+        size_bytes: None,
         content: ItemContent::Volume(VolumeContent {
             size_mb: 64,
             shared: false,
@@ -230,7 +231,10 @@ fn lists_have_filters_and_pages() {
 #[test]
 fn an_owner_has_a_limited_number_of_items() {
     let directory = tempfile::tempdir().unwrap();
-    let limits = Limits { items_per_owner: 2 };
+    let limits = Limits {
+        items_per_owner: 2,
+        ..Limits::default()
+    };
     let catalog = Catalog::open(directory.path(), limits).unwrap();
     for text in ["a", "b"] {
         catalog.insert(volume("me", text)).unwrap();
@@ -339,4 +343,121 @@ fn a_change_that_fails_changes_nothing() {
     assert_eq!(error.code(), Code::Internal);
     assert!(!error.to_string().contains('/'), "{error}");
     assert_eq!(catalog.list(ME, &all()).total, 1);
+}
+
+#[test]
+fn an_unfinished_item_leaves_the_tags_of_ready_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(&directory);
+    let with_tags = |text: &str, state| NewItem {
+        tags: vec![name("latest"), name("free")],
+        state,
+        ..volume("me", text)
+    };
+    let ready = NewItem {
+        tags: vec![name("latest")],
+        ..volume("me", "ready")
+    };
+    let ready = catalog.insert(ready).unwrap();
+    let unfinished = with_tags("new", ItemState::Building);
+    let unfinished = catalog.insert(unfinished).unwrap();
+    assert_eq!(unfinished.tags, [name("free")]);
+    assert_eq!(find(&catalog, ME, "latest").unwrap().id, ready.id);
+    let done = catalog.update(CatalogKind::Volume, &unfinished.id, |item| {
+        item.state = ItemState::Ready;
+        item.tags.push(name("latest"));
+        Ok(())
+    });
+    assert_eq!(find(&catalog, ME, "latest").unwrap().id, done.unwrap().id);
+    assert!(find(&catalog, ME, "ready").unwrap().tags.is_empty());
+}
+
+#[test]
+fn volumes_have_a_maximum_size_each_and_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        max_volume_mb: Some(100),
+        max_volumes_mb_per_owner: Some(150),
+        ..Limits::default()
+    };
+    let catalog = Catalog::open(directory.path(), limits).unwrap();
+    let sized = |owner: &str, text: &str, size_mb| NewItem {
+        content: ItemContent::Volume(VolumeContent {
+            size_mb,
+            shared: false,
+            enforced: false,
+        }),
+        ..volume(owner, text)
+    };
+    let limit = |made: Result<CatalogItem>| match made {
+        Err(Error::TooLarge { limit, .. }) => limit,
+        made => panic!("{made:?}"),
+    };
+    assert_eq!(
+        limit(catalog.insert(sized("me", "a", 101))),
+        "max_volume_mb"
+    );
+    let kept = catalog.insert(sized("me", "a", 100)).unwrap();
+    let beyond = catalog.insert(sized("me", "b", 51));
+    assert_eq!(limit(beyond), "max_volumes_mb_per_owner");
+    catalog.insert(sized("you", "b", 51)).unwrap();
+    let small = catalog.insert(sized("me", "b", 50)).unwrap();
+    let resize = |id, size_mb| {
+        catalog.update(CatalogKind::Volume, id, |item| {
+            item.content = sized("me", "b", size_mb).content;
+            Ok(())
+        })
+    };
+    assert_eq!(limit(resize(&small.id, 51)), "max_volumes_mb_per_owner");
+    resize(&kept.id, 60).unwrap();
+    resize(&small.id, 51).unwrap();
+}
+
+#[test]
+fn snapshots_have_a_maximum_size_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        max_snapshots_mb_per_owner: Some(10),
+        ..Limits::default()
+    };
+    let catalog = Catalog::open(directory.path(), limits).unwrap();
+    let sized = |owner: &str, text: &str, size_bytes| NewItem {
+        content: ItemContent::Snapshot(SnapshotContent::default()),
+        size_bytes,
+        ..volume(owner, text)
+    };
+    let refused = |made: Result<CatalogItem>| {
+        let error = BoxError::from(made.unwrap_err());
+        let detail: Detail = error.detail().unwrap();
+        assert_eq!(error.code(), Code::Capacity);
+        assert_eq!(detail.limit.as_deref(), Some("max_snapshots_mb_per_owner"));
+        error.message().to_owned()
+    };
+    let first = catalog.insert(sized("me", "a", Some(6 << 20))).unwrap();
+    let message = refused(catalog.insert(sized("me", "b", Some(4 << 20 | 1))));
+    let expected = "snapshot: 11 MiB of all snapshots are above the limit max_snapshots_mb_per_owner, 10 MiB; delete snapshots";
+    assert_eq!(message, expected);
+    catalog.insert(sized("you", "b", Some(10 << 20))).unwrap();
+    // One that is being made gets its size at the end.
+    let second = catalog.insert(sized("me", "b", None)).unwrap();
+    let grow = |size| {
+        catalog.update(CatalogKind::Snapshot, &second.id, |item| {
+            item.size_bytes = Some(size);
+            Ok(())
+        })
+    };
+    refused(grow(5 << 20));
+    grow(4 << 20).unwrap();
+    refused(catalog.insert(sized("me", "c", None)));
+    // Other changes, and other kinds, are not limited.
+    let renamed = catalog.update(CatalogKind::Snapshot, &first.id, |item| {
+        item.name = name("d");
+        Ok(())
+    });
+    renamed.unwrap();
+    let mut data = volume("me", "v");
+    data.size_bytes = Some(1 << 40);
+    catalog.insert(data).unwrap();
+    catalog.remove(CatalogKind::Snapshot, &first.id).unwrap();
+    catalog.insert(sized("me", "c", Some(6 << 20))).unwrap();
 }

@@ -243,9 +243,7 @@ impl<R: BufRead> Archive<R> {
         }
         let header = Header::from_byte_slice(&block).clone();
         let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
-        let stated = header
-            .cksum()
-            .map_err(|_| bad("has a header without a checksum"))?;
+        let stated = header.cksum().map_err(|_| bad("is not a tar archive"))?;
         if sum(&block[..148]) + 8 * 32 + sum(&block[156..]) != stated {
             return Err(bad("has a header with a wrong checksum"));
         }

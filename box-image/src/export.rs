@@ -1,19 +1,25 @@
 //! Exports an image as an OCI layout in a tar archive.
 //!
-//! The layout has one uncompressed layer, because the store keeps one tree for each image. The same image always gives the
-//! same bytes: names are sorted, times are those of the files, and the headers contain nothing of this machine.
+//! The layout has one uncompressed layer, because the store keeps one tree for each image, and a second one for the changes of
+//! a box. The same image always gives the same bytes: names are sorted, times are those of the files, and the headers contain
+//! nothing of this machine.
+
+mod writer;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read as _, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tar::{EntryType, Header};
+use tar::EntryType;
 
+use self::writer::{TreeEntry, Writer};
 use crate::digest::{Digest, Hashing};
 use crate::error::{At as _, Error, Result};
 use crate::reference::Reference;
@@ -22,16 +28,82 @@ use crate::spec::{
 };
 use crate::store::Store;
 
-const BLOCK: usize = 512;
-const NAME_BYTES: usize = 100;
-/// The largest size and time that a header's octal digits can hold.
-const OCTAL_MAX: u64 = 0o77_777_777_777;
-
 /// Options of an export.
 #[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
     /// Name of the image in the layout.
     pub name: Option<Reference>,
+    /// Directory of an overlay's changes, which become a second layer.
+    pub changes: Option<PathBuf>,
+    /// Reader of the files, if this process may lack the rights; this process if absent.
+    pub archiver: Option<Arc<dyn Archiver>>,
+}
+
+/// Reader of trees with files that this process owns and may not read, such as those of mode 000.
+pub trait Archiver: fmt::Debug + Send + Sync {
+    /// Opens the archive of a tree that [`write_archive`] writes elsewhere.
+    fn open(&self, root: &Path, tree: Tree) -> Result<Box<dyn Read>>;
+}
+
+/// Writes the changes of an overlay as an archive with the marks of an OCI layer.
+pub fn write_changes(
+    changes: &Path,
+    archiver: Option<&dyn Archiver>,
+    writer: impl Write,
+) -> Result<()> {
+    write_layer(changes, Tree::Changes, archiver, writer)
+}
+
+/// Writes a tree as an archive, for an [`Archiver`]. Owners are not kept.
+pub fn write_archive(root: &Path, tree: Tree, writer: impl Write) -> Result<()> {
+    write_tree(root, writer, tree, false)
+}
+
+/// What a tree contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tree {
+    /// All files of an image.
+    Image,
+    /// The upper directory of an overlay, with its marks for removed files.
+    Changes,
+}
+
+/// The layer of a layout.
+struct LayerBlob<'a> {
+    root: &'a Path,
+    tree: Tree,
+    archiver: Option<&'a dyn Archiver>,
+    digest: Digest,
+    size: u64,
+}
+
+impl<'a> LayerBlob<'a> {
+    /// Reads a tree. The header of its blob contains the size, and the name the digest; so the tree is read twice.
+    fn new(root: &'a Path, tree: Tree, archiver: Option<&'a dyn Archiver>) -> Result<Self> {
+        let mut hashing = Hashing::new(io::sink());
+        write_layer(root, tree, archiver, &mut hashing)?;
+        let (digest, size) = hashing.finish();
+        Ok(Self {
+            root,
+            tree,
+            archiver,
+            digest,
+            size,
+        })
+    }
+
+    fn write(&self, archive: &mut Writer<impl Write>) -> Result<()> {
+        archive.begin(&blob(&self.digest), self.size)?;
+        let mut hashing = Hashing::new(&mut archive.inner);
+        write_layer(self.root, self.tree, self.archiver, &mut hashing)?;
+        let (written, size) = hashing.finish();
+        if (written, size) != (self.digest, self.size) {
+            return Err(Error::Storage(
+                "export: the files changed meanwhile; try again".to_owned(),
+            ));
+        }
+        archive.pad(size)
+    }
 }
 
 impl Store {
@@ -47,16 +119,21 @@ impl Store {
         let image = self.get(query)?;
         let lease = self.lease(&image.digest)?;
         let root = lease.rootfs();
-        // The header of a blob contains its size, and its name the digest; so the tree is read twice.
-        let mut hashing = Hashing::new(io::sink());
-        write_tree(&root, &mut hashing)?;
-        let (layer, layer_size) = hashing.finish();
-        let config = flat_config(&self.raw_config(&image.digest)?, layer)?;
+        let archiver = options.archiver.as_deref();
+        let mut layers = vec![LayerBlob::new(&root, Tree::Image, archiver)?];
+        if let Some(changes) = &options.changes {
+            layers.push(LayerBlob::new(changes, Tree::Changes, archiver)?);
+        }
+        let digests: Vec<_> = layers.iter().map(|layer| layer.digest).collect();
+        let config = flat_config(&self.raw_config(&image.digest)?, &digests)?;
+        let descriptors = layers.iter();
         let manifest = Manifest {
             schema_version: 2,
             media_type: Some(OCI_MANIFEST.to_owned()),
             config: Descriptor::new(OCI_CONFIG, Digest::of(&config), config.len() as u64),
-            layers: vec![Descriptor::new(OCI_LAYER, layer, layer_size)],
+            layers: descriptors
+                .map(|layer| Descriptor::new(OCI_LAYER, layer.digest, layer.size))
+                .collect(),
         };
         let manifest = spec::to_json(&manifest, "manifest")?;
         let digest = Digest::of(&manifest);
@@ -75,21 +152,21 @@ impl Store {
         archive.file("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         archive.file("index.json", &spec::to_json(&index, "index")?)?;
         let mut blobs = BTreeMap::from([(digest, manifest), (Digest::of(&config), config)]);
-        // An empty blob could not be written twice.
-        blobs.remove(&layer);
+        for layer in &layers {
+            // A blob is written once.
+            blobs.remove(&layer.digest);
+        }
         for (digest, content) in blobs {
             archive.file(&blob(&digest), &content)?;
         }
-        archive.begin(&blob(&layer), layer_size)?;
-        let mut hashing = Hashing::new(&mut archive.inner);
-        write_tree(&root, &mut hashing)?;
-        let (written, size) = hashing.finish();
-        if (written, size) != (layer, layer_size) {
-            return Err(Error::Storage(
-                "export: the image changed meanwhile; remove and pull it again".to_owned(),
-            ));
+        for (at, layer) in layers.iter().enumerate() {
+            let is_first = layers[..at]
+                .iter()
+                .all(|other| other.digest != layer.digest);
+            if is_first {
+                layer.write(&mut archive)?;
+            }
         }
-        archive.pad(size)?;
         archive.end()?;
         Ok(digest)
     }
@@ -99,21 +176,36 @@ fn blob(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// Replaces the layers of a configuration by one.
-fn flat_config(original: &[u8], diff_id: Digest) -> Result<Vec<u8>> {
+/// Replaces the layers of a configuration.
+fn flat_config(original: &[u8], diff_ids: &[Digest]) -> Result<Vec<u8>> {
     let mut config: serde_json::Map<String, Value> = spec::json(original, "configuration")?;
     config.remove("history");
     config.insert(
         "rootfs".to_owned(),
-        json!({"type": "layers", "diff_ids": [diff_id]}),
+        json!({"type": "layers", "diff_ids": diff_ids}),
     );
     spec::to_json(&config, "configuration")
 }
 
+/// Writes a layer with the rights of the archiver, or of this process.
+fn write_layer(
+    root: &Path,
+    tree: Tree,
+    archiver: Option<&dyn Archiver>,
+    mut writer: impl Write,
+) -> Result<()> {
+    let Some(archiver) = archiver else {
+        let is_root = rustix::process::geteuid().is_root();
+        return write_tree(root, writer, tree, is_root);
+    };
+    let mut archive = archiver.open(root, tree)?;
+    let copied = io::copy(&mut archive, &mut writer).and_then(|_| writer.flush());
+    copied.map_err(|error| Error::io("export", &error))
+}
+
 /// Writes a tree as an archive.
-fn write_tree(root: &Path, writer: impl Write) -> Result<()> {
+fn write_tree(root: &Path, writer: impl Write, tree: Tree, keep_owners: bool) -> Result<()> {
     let mut archive = Writer { inner: writer };
-    let keep_owners = rustix::process::geteuid().is_root();
     let mut links: HashMap<u64, Vec<u8>> = HashMap::new();
     // Names in reverse order; the root is first.
     let mut stack = vec![OsString::new()];
@@ -121,6 +213,15 @@ fn write_tree(root: &Path, writer: impl Write) -> Result<()> {
         let path = root.join(&name);
         let found = fs::symlink_metadata(&path).at("export")?;
         let mut name = name.into_vec();
+        if found.file_type().is_socket() {
+            // An archive has no type for it, and no process listens any more.
+            continue;
+        }
+        if tree == Tree::Changes && is_whiteout(&path, &found)? {
+            archive.mark(&marked(&name))?;
+            continue;
+        }
+        let hides_below = tree == Tree::Changes && found.is_dir() && is_opaque(&path)?;
         if found.is_dir() {
             let mut below = Vec::new();
             for entry in fs::read_dir(&path).at("export")? {
@@ -169,6 +270,9 @@ fn write_tree(root: &Path, writer: impl Write) -> Result<()> {
             Vec::new()
         };
         archive.entry(&entry, &attributes)?;
+        if hides_below {
+            archive.mark(&[&entry.name, &b".wh..wh..opq"[..]].concat())?;
+        }
         if kind.is_file() {
             let mut options = File::options();
             options
@@ -189,6 +293,41 @@ fn write_tree(root: &Path, writer: impl Write) -> Result<()> {
     archive.end()
 }
 
+/// Returns whether an entry of an overlay marks a removed file.
+fn is_whiteout(path: &Path, found: &Metadata) -> Result<bool> {
+    let is_device = found.file_type().is_char_device() && found.rdev() == 0;
+    let is_empty = found.is_file() && found.len() == 0;
+    Ok(is_device || (is_empty && has_attribute(path, &["user.overlay.whiteout"])?))
+}
+
+/// Returns whether a directory of an overlay hides the layers below.
+fn is_opaque(path: &Path) -> Result<bool> {
+    has_attribute(path, &["trusted.overlay.opaque", "user.overlay.opaque"])
+}
+
+fn has_attribute(path: &Path, names: &[&str]) -> Result<bool> {
+    for name in names {
+        let mut value = [0; 64];
+        match rustix::fs::lgetxattr(path, *name, &mut value[..]) {
+            // `x` only says that a directory may contain marks.
+            Ok(length) if value[..length] != *b"x" => return Ok(true),
+            Ok(_)
+            | Err(
+                rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::PERM,
+            ) => {}
+            Err(error) => return Err(error).at("export"),
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the name of the mark for a removed file.
+fn marked(name: &[u8]) -> Vec<u8> {
+    let start = name.iter().rposition(|byte| *byte == b'/');
+    let (parent, last) = name.split_at(start.map_or(0, |slash| slash + 1));
+    [parent, b".wh.", last].concat()
+}
+
 /// Returns the extended attributes of users, sorted.
 fn attributes(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let mut names = vec![0; 64 << 10];
@@ -200,7 +339,7 @@ fn attributes(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let mut found = Vec::new();
     for name in names
         .filter_map(|name| std::str::from_utf8(name).ok())
-        .filter(|name| name.starts_with("user."))
+        .filter(|name| name.starts_with("user.") && !name.starts_with("user.overlay."))
     {
         let mut value = vec![0; 64 << 10];
         let length = rustix::fs::lgetxattr(path, name, &mut value[..]).at("export")?;
@@ -211,154 +350,23 @@ fn attributes(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(found)
 }
 
-struct TreeEntry {
-    name: Vec<u8>,
-    target: Vec<u8>,
-    kind: EntryType,
-    found: Metadata,
-    keep_owners: bool,
-}
-
-/// Writer of archives that gives the same bytes for the same content.
-struct Writer<W> {
-    inner: W,
-}
-
-impl<W: Write> Writer<W> {
-    /// Writes a small file of a layout.
-    fn file(&mut self, name: &str, content: &[u8]) -> Result<()> {
-        self.begin(name, content.len() as u64)?;
-        self.write(content)?;
-        self.pad(content.len() as u64)
-    }
-
-    /// Writes the header of a file of a layout.
-    fn begin(&mut self, name: &str, size: u64) -> Result<()> {
-        let mut header = header(EntryType::Regular, 0o644, size);
-        if size > OCTAL_MAX {
-            self.extended(&[("size".to_owned(), size.to_string().into_bytes())])?;
-        }
-        set_bytes(&mut header, 0, name.as_bytes());
-        header.set_cksum();
-        self.write(header.as_bytes())
-    }
-
-    /// Writes the header of an entry, with everything that does not fit before it.
-    fn entry(&mut self, entry: &TreeEntry, attributes: &[(String, Vec<u8>)]) -> Result<()> {
-        let found = &entry.found;
-        let size = if entry.kind == EntryType::Regular {
-            found.len()
-        } else {
-            0
-        };
-        let mut records = attributes.to_vec();
-        let mut header = header(entry.kind, found.mode() & 0o7777, size);
-        if entry.keep_owners {
-            header.set_uid(found.uid().into());
-            header.set_gid(found.gid().into());
-        }
-        let mtime = u64::try_from(found.mtime())
-            .ok()
-            .filter(|time| *time <= OCTAL_MAX);
-        header.set_mtime(mtime.unwrap_or(0));
-        if mtime.is_none() || found.mtime_nsec() != 0 {
-            let time = decimal_time(found.mtime(), found.mtime_nsec());
-            records.push(("mtime".to_owned(), time.into_bytes()));
-        }
-        for (field, value, key) in [(0, &entry.name, "path"), (157, &entry.target, "linkpath")] {
-            if value.len() > NAME_BYTES {
-                records.push((key.to_owned(), value.clone()));
-            }
-            set_bytes(&mut header, field, &value[..value.len().min(NAME_BYTES)]);
-        }
-        if size > OCTAL_MAX {
-            records.push(("size".to_owned(), size.to_string().into_bytes()));
-        }
-        self.extended(&records)?;
-        header.set_cksum();
-        self.write(header.as_bytes())
-    }
-
-    fn extended(&mut self, records: &[(String, Vec<u8>)]) -> Result<()> {
-        if records.is_empty() {
-            return Ok(());
-        }
-        let mut text = Vec::new();
-        for (key, value) in records {
-            // The length counts its own digits.
-            let rest = key.len() + value.len() + 3;
-            let mut length = rest + 1;
-            while length != rest + length.to_string().len() {
-                length = rest + length.to_string().len();
-            }
-            text.extend_from_slice(format!("{length} {key}=").as_bytes());
-            text.extend_from_slice(value);
-            text.push(b'\n');
-        }
-        let mut header = header(EntryType::XHeader, 0o644, text.len() as u64);
-        set_bytes(&mut header, 0, b"pax");
-        header.set_cksum();
-        self.write(header.as_bytes())?;
-        self.write(&text)?;
-        self.pad(text.len() as u64)
-    }
-
-    fn pad(&mut self, size: u64) -> Result<()> {
-        let rest = usize::try_from(size % BLOCK as u64).unwrap_or(0);
-        let zeros = [0; BLOCK];
-        if rest > 0 {
-            self.write(&zeros[rest..])
-        } else {
-            Ok(())
-        }
-    }
-
-    fn end(&mut self) -> Result<()> {
-        self.write(&[0; 2 * BLOCK])?;
-        self.inner.flush().at("export")
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.inner.write_all(bytes).at("export")
-    }
-}
-
-fn header(kind: EntryType, mode: u32, size: u64) -> Header {
-    let mut header = Header::new_ustar();
-    header.set_entry_type(kind);
-    header.set_mode(mode);
-    header.set_uid(0);
-    header.set_gid(0);
-    header.set_mtime(0);
-    // A larger size is in the extended header.
-    header.set_size(if size > OCTAL_MAX { 0 } else { size });
-    header
-}
-
-fn set_bytes(header: &mut Header, start: usize, value: &[u8]) {
-    header.as_mut_bytes()[start..start + value.len()].copy_from_slice(value);
-}
-
-/// Returns a time as a decimal number, also before 1970.
-fn decimal_time(seconds: i64, nanoseconds: i64) -> String {
-    let total = i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
-    let sign = if total < 0 { "-" } else { "" };
-    let total = total.unsigned_abs();
-    format!(
-        "{sign}{}.{:09}",
-        total / 1_000_000_000,
-        total % 1_000_000_000
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn times_are_decimal_numbers() {
-        assert_eq!(decimal_time(1, 5), "1.000000005");
-        assert_eq!(decimal_time(-2, 750_000_000), "-1.250000000");
-        assert_eq!(decimal_time(-3, 0), "-3.000000000");
+    fn sockets_are_no_part_of_an_export() {
+        let changes = tempfile::tempdir().unwrap();
+        fs::write(changes.path().join("file"), "x").unwrap();
+        let socket = changes.path().join("socket");
+        drop(std::os::unix::net::UnixListener::bind(socket).unwrap());
+        let mut archive = Vec::new();
+        write_changes(changes.path(), None, &mut archive).unwrap();
+        let mut archive = tar::Archive::new(&archive[..]);
+        let entries = archive.entries().unwrap();
+        let names: Vec<_> = entries
+            .map(|entry| entry.unwrap().path().unwrap().into_owned())
+            .collect();
+        assert_eq!(names, [Path::new("./"), Path::new("file")]);
     }
 }

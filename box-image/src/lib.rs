@@ -33,7 +33,7 @@ mod unpack;
 
 pub use digest::Digest;
 pub use error::{Error, Result};
-pub use export::ExportOptions;
+pub use export::{Archiver, ExportOptions, Tree, write_archive, write_changes};
 pub use import::{ImportFormat, ImportOptions};
 pub use limits::{
     ATTRIBUTE_BYTES, CONFIG_BYTES, LAYERS, Limits, MANIFEST_BYTES, PATH_BYTES, PATH_DEPTH,
@@ -42,7 +42,7 @@ pub use platform::Platform;
 pub use progress::{Event, Phase, Progress};
 pub use pull::{PullOptions, pull};
 pub use reference::Reference;
-pub use registry::{Credentials, Registry, RegistryOptions, docker_config_path};
+pub use registry::{Credentials, Dialer, Registry, RegistryOptions, docker_config_path};
 pub use spec::ImageConfig;
 pub use store::{DiskUsage, Image, LayerInfo, Lease, PruneOptions, Pruned, Removed, Store, Uses};
 pub use unpack::Unpacked;

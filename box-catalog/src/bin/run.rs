@@ -80,6 +80,7 @@ fn put(catalog: &Catalog, name: Name) -> Outcome<()> {
         tags: Vec::new(),
         labels: Labels::new(),
         state: ItemState::Building,
+        size_bytes: None,
         content: ItemContent::Volume(VolumeContent {
             size_mb: 64,
             shared: false,

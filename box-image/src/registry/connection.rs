@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::RegistryOptions;
+use super::{Dialer, RegistryOptions};
 use crate::error::{Error, Result, shown};
 use crate::reference::{host_of, is_loopback};
 
@@ -85,6 +85,7 @@ pub(super) enum Failure {
 /// Maker and keeper of connections.
 pub(super) struct Connector {
     tls: Arc<ClientConfig>,
+    dialer: Option<Dialer>,
     timeout: Duration,
     idle_timeout: Duration,
     pool: Pool,
@@ -120,6 +121,7 @@ impl Connector {
             .with_no_client_auth();
         Ok(Self {
             tls: Arc::new(tls),
+            dialer: options.dialer.clone(),
             timeout: options.timeout,
             idle_timeout: options.idle_timeout,
             pool: Pool::default(),
@@ -178,14 +180,7 @@ impl Connector {
     }
 
     async fn connect(&self, origin: &Origin) -> Result<Sender, Failure> {
-        let refused = |_| {
-            let problem =
-                format!("registry {origin}: it cannot be reached; check the name and the network");
-            Failure::Again(Error::unavailable(problem))
-        };
-        let stream = TcpStream::connect((origin.host.as_str(), origin.port))
-            .await
-            .map_err(refused)?;
+        let stream = self.stream(origin).await?;
         let _ = stream.set_nodelay(true);
         if !origin.tls {
             return self.handshake(origin, stream).await;
@@ -200,6 +195,25 @@ impl Connector {
             Ok(stream) => self.handshake(origin, stream).await,
             Err(error) => Err(tls_failure(origin, &error)),
         }
+    }
+
+    async fn stream(&self, origin: &Origin) -> Result<TcpStream, Failure> {
+        let refused = |how: &str| {
+            let problem = format!("registry {origin}: it cannot be reached{how}");
+            Failure::Again(Error::unavailable(problem))
+        };
+        // A proxy on another machine cannot reach a registry on this one.
+        let dialer = self.dialer.as_ref();
+        if let Some(dialer) = dialer.filter(|_| !is_loopback(&origin.host)) {
+            let dialled = dialer.dial(&origin.host, origin.port).await;
+            let failed = |_| refused(" through the proxy; check the name and the proxy");
+            if let Some(stream) = dialled.map_err(failed)? {
+                return Ok(stream);
+            }
+        }
+        TcpStream::connect((origin.host.as_str(), origin.port))
+            .await
+            .map_err(|_| refused("; check the name and the network"))
     }
 
     async fn handshake<S>(&self, origin: &Origin, stream: S) -> Result<Sender, Failure>

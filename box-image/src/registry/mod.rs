@@ -1,7 +1,7 @@
 //! The client of registries.
 //!
 //! # Reading order
-//! `connection.rs` connects and keeps connections, `request.rs` sends with redirects and retries, `auth.rs` answers a
+//! `connection.rs` connects, through `dial.rs` if a proxy is set, and keeps connections, `request.rs` sends with redirects and retries, `auth.rs` answers a
 //! registry's challenge, `credentials.rs` finds passwords. This module fetches documents and layers with them.
 
 use std::collections::HashMap;
@@ -22,11 +22,13 @@ use crate::spec::{DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, OCI_INDEX, OCI_MANI
 mod auth;
 mod connection;
 mod credentials;
+mod dial;
 mod request;
 
 pub(crate) use connection::Answer;
 use connection::Connector;
 pub use credentials::{Credentials, docker_config_path};
+pub use dial::Dialer;
 
 /// Types of documents that a registry may answer with.
 const DOCUMENTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_INDEX, DOCKER_MANIFEST];
@@ -45,6 +47,8 @@ pub struct RegistryOptions {
     pub credentials: HashMap<String, Credentials>,
     /// Docker's `config.json`, with passwords and credential helpers.
     pub docker_config: Option<PathBuf>,
+    /// Connects to registries on other machines; without it, the client connects directly.
+    pub dialer: Option<Dialer>,
     /// Time for a connection and for the head of an answer.
     pub timeout: Duration,
     /// Time without a byte after which an answer counts as cut.
@@ -63,6 +67,7 @@ impl Default for RegistryOptions {
             mirrors: HashMap::new(),
             credentials: HashMap::new(),
             docker_config: docker_config_path(),
+            dialer: None,
             timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_mins(1),
             retry_wait_max: Duration::from_mins(1),

@@ -26,13 +26,21 @@ pub struct DiskUsage {
 }
 
 impl Store {
-    /// Returns all images, newest first.
+    /// Returns all images, newest first, without those whose records are damaged.
     pub fn list(&self) -> Result<Vec<Image>> {
         let _guard = self.shared()?;
         let names = self.names()?;
         let mut images = Vec::new();
         for digest in self.digests()? {
-            if let Some(mut image) = self.record(&digest)? {
+            let record = match self.record(&digest) {
+                // The others are listed all the same.
+                Err(Error::Storage(problem)) => {
+                    tracing::warn!("{problem}");
+                    continue;
+                }
+                record => record?,
+            };
+            if let Some(mut image) = record {
                 image.names = names_of(&names, &digest);
                 images.push(image);
             }

@@ -303,3 +303,16 @@ fn a_store_behind_a_link_is_the_same_store() {
     let again = Store::open(&folder.path().join("link"), Limits::default()).unwrap();
     assert_eq!(again.rootfs(&digest), store.rootfs(&digest));
 }
+
+#[test]
+fn one_damaged_record_hides_no_other_image() {
+    let (_folder, store) = store();
+    let damaged = import(&store, "damaged", Some("damaged"));
+    let whole = import(&store, "whole", Some("whole"));
+    std::fs::write(store.image_path(&damaged).join("image.json"), "{").unwrap();
+    let listed: Vec<_> = store.list().unwrap();
+    let listed: Vec<_> = listed.iter().map(|image| image.digest).collect();
+    assert_eq!(listed, [whole]);
+    let error = store.get("damaged").unwrap_err().to_string();
+    assert!(error.contains("is damaged; remove the image"), "{error}");
+}

@@ -375,6 +375,7 @@ fn an_export_is_reproducible_and_can_be_imported() {
     let first = at.store.import_stream(&layer[..], &named("first")).unwrap();
     let options = ExportOptions {
         name: Some("first:1".parse::<Reference>().unwrap()),
+        ..ExportOptions::default()
     };
     let export = |query: &str| {
         let mut archive = Vec::new();

@@ -385,6 +385,7 @@ fn files_of_other_tools_are_imported_and_they_read_ours() {
     let file = fs::File::create(at("ours.tar")).unwrap();
     let name = ExportOptions {
         name: Some("ours:v1".parse().unwrap()),
+        ..ExportOptions::default()
     };
     let digest = store.store.export("mine:layout", file, &name).unwrap();
     let ours = format!("oci-archive:{}", at("ours.tar").display());
