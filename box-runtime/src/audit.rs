@@ -4,8 +4,8 @@
 //! commands that ended while no server was running. The log contains no command texts and no values
 //! of environment variables.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use box_protocol::actions::{
@@ -33,6 +33,8 @@ struct ExitTracker {
     listening: AtomicBool,
     /// Commands without a reported exit. The agent cannot report more exits.
     open: AtomicU64,
+    /// The entry that the box has moved to, if it was taken from a pool.
+    moved_to: Mutex<Weak<BoxEntry>>,
 }
 
 /// The commands of an earlier runtime that an adopted agent can report.
@@ -61,6 +63,24 @@ impl Audit {
             self.0.open.fetch_add(open + unreported, Ordering::Relaxed);
             self.listen(unreported, agent, entry);
         }
+    }
+
+    /// Logs that a box of a pool now belongs to a request, as do its later exits.
+    pub(crate) fn taken(&self, from: &BoxEntry, entry: &Arc<BoxEntry>) {
+        *self.moved_to() = Arc::downgrade(entry);
+        tracing::info!(
+            target: "box_runtime::audit",
+            owner = &*entry.owner,
+            box_id = entry.spec.box_id.as_str(),
+            waited_as = from.spec.box_id.as_str(),
+            "taken from a pool"
+        );
+    }
+
+    /// Only assignments run under this lock.
+    fn moved_to(&self) -> MutexGuard<'_, Weak<BoxEntry>> {
+        let moved_to = self.0.moved_to.lock();
+        moved_to.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Logs that a caller asked for a command.
@@ -123,10 +143,12 @@ impl Audit {
 /// The first `unreported` exits happened before this runtime connected to the agent. Each call
 /// acknowledges the exits that are logged, so that the agent does not send them again. If this
 /// process is killed in between, the next process logs them again.
-async fn receive_exits(audit: Audit, mut unreported: u64, agent: Peer, entry: Arc<BoxEntry>) {
+async fn receive_exits(audit: Audit, mut unreported: u64, agent: Peer, mut entry: Arc<BoxEntry>) {
     let mut params = AgentEndsParams::default();
     let mut has_answer = false;
     while let Ok(answer) = agent.call::<AgentEnds>(&params).await {
+        let moved_to = audit.moved_to().upgrade();
+        entry = moved_to.unwrap_or(entry);
         let next = answer.first.checked_add(answer.ends.len() as u64);
         let next = next.filter(|next| *next > params.heard && !answer.ends.is_empty());
         let Some(next) = next else {

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use box_protocol::actions::BoxStatsResult;
+use box_protocol::actions::{BoxApplyParams, BoxApplyResult, BoxStatsResult};
 use box_protocol::{BoxError, BoxMountSpec, BoxSpec, DEFAULT_HOME, Env, NetworkPolicy};
 use box_rpc::Connection;
 use serde::{Deserialize, Serialize};
@@ -14,8 +14,14 @@ use uuid::Uuid;
 use crate::shm::ShmPool;
 use crate::volumes::{MountedVolume, Volumes};
 
+mod changes;
+mod diagnosis;
+mod layers;
 mod snapshot;
 
+pub use changes::{ChangeList, ChangesRequest, DiffBase};
+pub use diagnosis::{Diagnosis, Difference, Feature};
+pub use layers::{Layer, LayerFiles, LayerKind};
 pub use snapshot::{Snapshot, SnapshotRequest};
 
 /// Creates boxes and ends them.
@@ -130,7 +136,7 @@ pub trait Backend: Send + Sync + 'static {
     /// The copy is of one moment: no process of the box runs meanwhile. It is complete, or an
     /// error. The processes continue after a failure as well, and when the runtime drops the
     /// future, unless the box is [frozen](Self::freeze). Mounts and `/dev/shm` are not part of the
-    /// copy.
+    /// copy. The runtime syncs it to disk.
     ///
     /// The directory is a [layer](StartRequest::layers) of later boxes with the same image and
     /// below it the same layers as this box. The runtime owns the directory; after an error the
@@ -138,6 +144,94 @@ pub trait Backend: Send + Sync + 'static {
     async fn snapshot(&self, id: Uuid, request: SnapshotRequest<'_>) -> Result<Snapshot, BoxError> {
         let _ = (id, request);
         Err(BoxError::unsupported("this backend cannot snapshot a box"))
+    }
+
+    /// Ends a box and keeps its private files as a [layer](StartRequest::layers).
+    ///
+    /// The backend creates `into` of the request, whose parent directory exists. It moves a disk
+    /// there without a copy, and copies private files in memory. Mounts and `/dev/shm` are not part
+    /// of the layer. After success no process, mount or memory of the box is left, and only its
+    /// record. The runtime stores the layer with its own record of the box, and then calls
+    /// [`stop`](Self::stop), which removes the record of the backend.
+    ///
+    /// After an error the box still runs with all of its files. The exception is an error of the
+    /// disk after the end of the processes: the files then stay, and a repeated call, or
+    /// [`reach`](Self::reach) in a later process, makes the layer.
+    ///
+    /// # Crashes
+    /// The decision is one step: the backend stores it in its record before it ends the first
+    /// process. After a crash of this process, the next one finds the box in
+    /// [`adopt`](Self::adopt), and `reach` returns
+    /// * [`Reach::Alive`] if the decision was not stored. The box continues to run, and no layer
+    ///   was made.
+    /// * [`Reach::Stopped`] if it was stored. The backend has then completed the layer, also if all
+    ///   processes had ended in the middle of the move, and after a restart of the machine.
+    ///
+    /// If the runtime drops the future, the call has no effect or completes, as after a crash. A
+    /// repeated call with the same `into` returns the result.
+    async fn stop_into_layer(
+        &self,
+        id: Uuid,
+        request: SnapshotRequest<'_>,
+    ) -> Result<LayerFiles, BoxError> {
+        let _ = (id, request);
+        Err(BoxError::unsupported(
+            "this backend cannot keep the files of a stopped box",
+        ))
+    }
+
+    /// Writes one layer with the files of several, the topmost first.
+    ///
+    /// Boxes on the new layer see what boxes on all of these layers see, on every image. The new
+    /// layer is a directory at `into` of the request. The runtime owns it; after an error the
+    /// backend has removed it, or removes it soon. The given layers do not change.
+    async fn merge_layers(
+        &self,
+        layers: &[Layer],
+        request: SnapshotRequest<'_>,
+    ) -> Result<LayerFiles, BoxError> {
+        let _ = (layers, request);
+        Err(BoxError::unsupported("this backend cannot merge layers"))
+    }
+
+    /// Lists at most `limit` changes of a box after a position.
+    ///
+    /// The box may run meanwhile. Without an id, layers are all that is left of the box.
+    async fn diff(
+        &self,
+        id: Option<Uuid>,
+        request: ChangesRequest<'_>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<ChangeList, BoxError> {
+        let _ = (id, request, after, limit);
+        Err(BoxError::unsupported(
+            "this backend does not know the changes of its boxes",
+        ))
+    }
+
+    /// Writes the changes of a workspace to its host directory.
+    ///
+    /// No process of the box runs meanwhile. Without an id, layers are all that is left of the box.
+    /// Of `params`, the backend reads `force` and `dry_run`.
+    async fn apply(
+        &self,
+        id: Option<Uuid>,
+        request: ChangesRequest<'_>,
+        params: &BoxApplyParams,
+    ) -> Result<BoxApplyResult, BoxError> {
+        let _ = (id, request, params);
+        Err(BoxError::unsupported(
+            "host_path_mode: this backend has no overlay workspaces; use ro or rw",
+        ))
+    }
+
+    /// Restores the files of a workspace from its host directory. Returns their number.
+    async fn discard(&self, id: Uuid, request: ChangesRequest<'_>) -> Result<u64, BoxError> {
+        let _ = (id, request);
+        Err(BoxError::unsupported(
+            "host_path_mode: this backend has no overlay workspaces; use ro or rw",
+        ))
     }
 
     /// Stores a record with a box and replaces the previous record.
@@ -154,17 +248,17 @@ pub trait Backend: Send + Sync + 'static {
     /// The boxes may still be running. The backend skips a box if its record is not `readable`,
     /// because the box belongs to another program. The runtime calls this once, before the first
     /// start.
-    async fn adopt(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
+    async fn adopt(&self, readable: Readable) -> Result<FoundBoxes, BoxError> {
         let _ = readable;
-        Ok(Vec::new())
+        Ok(FoundBoxes::default())
     }
 
     /// Returns the records of the boxes on disk, without contact to the boxes. It may block.
     ///
     /// The boxes may be dead.
-    fn records(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
+    fn records(&self, readable: Readable) -> Result<FoundBoxes, BoxError> {
         let _ = readable;
-        Ok(Vec::new())
+        Ok(FoundBoxes::default())
     }
 
     /// Waits for the agent of a box that was [adopted](Self::adopt).
@@ -251,61 +345,6 @@ impl Availability {
     }
 }
 
-/// The report of a backend about this machine, for an operator.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Diagnosis {
-    /// The user that owns the boxes, for example `root`.
-    pub user: &'static str,
-    /// The source of the system directories without an image: `host` for this machine.
-    pub rootfs: &'static str,
-    /// The kind of disk that boxes can have.
-    pub disk: &'static str,
-    /// The Landlock ABI version; 0 if the kernel does not support Landlock.
-    pub landlock: u32,
-    /// The kernel features that boxes use.
-    #[serde(rename = "primitives")]
-    pub features: Vec<Feature>,
-    /// Differences between the boxes of root and of an ordinary user.
-    pub differences: &'static [Difference],
-}
-
-impl Diagnosis {
-    /// Returns the names of the protections that this machine does not support.
-    pub fn missing_protections(&self) -> impl Iterator<Item = &'static str> {
-        let missing = self.features.iter().filter(|feature| !feature.present);
-        missing
-            .filter(|feature| feature.protects)
-            .map(|feature| feature.name)
-    }
-}
-
-/// A kernel feature that boxes use.
-#[derive(Debug, Clone, Serialize)]
-pub struct Feature {
-    /// The name that the backend reports if the feature is missing.
-    pub name: &'static str,
-    /// Whether the backend refuses to create a box without the feature.
-    pub required: bool,
-    /// The purpose of the feature, or the effect of its absence.
-    pub about: &'static str,
-    /// Whether this machine provides the feature to the current user.
-    pub present: bool,
-    /// Whether the feature is a protection of the box.
-    #[serde(skip)]
-    pub protects: bool,
-}
-
-/// A difference between the boxes of root and of an ordinary user.
-#[derive(Debug, Serialize)]
-pub struct Difference {
-    /// The property that differs.
-    pub what: &'static str,
-    /// The value for boxes of root.
-    pub as_root: &'static str,
-    /// The value for boxes of an ordinary user.
-    pub as_ordinary_user: &'static str,
-}
-
 /// An unpacked image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImageRoot {
@@ -350,10 +389,16 @@ pub struct StartRequest<'a> {
     ///
     /// Otherwise the backend resolves the name in the spec.
     pub image: Option<&'a ImageRoot>,
-    /// The snapshots on top of the image, the topmost first.
+    /// The layers on top of the image, the topmost first.
     ///
-    /// Each is a directory that [`Backend::snapshot`] filled.
-    pub layers: &'a [PathBuf],
+    /// [`Backend::snapshot`], [`Backend::stop_into_layer`] or [`Backend::merge_layers`] made each.
+    pub layers: &'a [Layer],
+    /// A layer of the kind [`LayerKind::Disk`] that becomes the private files of the box again.
+    ///
+    /// No other box uses it. The box uses it at this path and keeps its limit. The runtime owns
+    /// it: the path has the files after each end of the box, unless
+    /// [`stop_into_layer`](Backend::stop_into_layer) moves them. `into` may be this path.
+    pub disk: Option<&'a Path>,
     /// The volumes of the spec, which the runtime has resolved.
     pub volumes: &'a [MountedVolume],
 }
@@ -366,13 +411,20 @@ impl<'a> StartRequest<'a> {
             spec,
             image: None,
             layers: &[],
+            disk: None,
             volumes: &[],
         }
     }
 
-    /// Returns this request with snapshots, the topmost first.
-    pub fn with_layers(mut self, layers: &'a [PathBuf]) -> Self {
+    /// Returns this request with layers, the topmost first.
+    pub fn with_layers(mut self, layers: &'a [Layer]) -> Self {
         self.layers = layers;
+        self
+    }
+
+    /// Returns this request with the disk of an earlier box.
+    pub fn with_disk(mut self, disk: Option<&'a Path>) -> Self {
+        self.disk = disk;
         self
     }
 
@@ -457,6 +509,16 @@ impl fmt::Debug for StartedBox {
 /// Returns whether the runtime can parse a record [persisted](Backend::persist) earlier.
 pub type Readable = fn(&str) -> bool;
 
+/// The boxes that earlier processes left on disk.
+#[derive(Debug, Default)]
+pub struct FoundBoxes {
+    /// The boxes with a readable record, oldest first.
+    pub boxes: Vec<AdoptedBox>,
+    /// The number of boxes without one. What they use is unknown, so the runtime removes nothing
+    /// that they may use.
+    pub skipped: usize,
+}
+
 /// A box that may have outlived the process that created it.
 #[derive(Debug)]
 pub struct AdoptedBox {
@@ -473,6 +535,15 @@ pub enum Reach {
     Alive(StartedBox),
     /// The box is dead, for this reason. The backend has freed its resources.
     Dead(&'static str),
+    /// An earlier process began to [stop](Backend::stop_into_layer) the box, and this one completed it.
+    ///
+    /// The runtime calls [`stop`](Backend::stop) after it has stored the layer.
+    Stopped {
+        /// The path of the layer, as in the request.
+        into: PathBuf,
+        /// The layer.
+        files: LayerFiles,
+    },
 }
 
 /// The differences between a box and its request.
@@ -489,4 +560,7 @@ pub struct Facts {
     /// The user of the image, if the box runs as that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_user: Option<box_protocol::Guest>,
+    /// Device and inode of the directory of an overlay workspace, which identify it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<(u64, u64)>,
 }

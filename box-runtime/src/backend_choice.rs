@@ -111,11 +111,14 @@ fn refusal(name: &str, reason: &str, missing: &[String]) -> String {
 }
 
 impl Choice {
+    /// Returns the backend, or the reason that none is available.
+    pub(crate) fn backend(&self) -> Result<&Arc<dyn Backend>, BoxError> {
+        self.backend.as_ref().ok_or_else(|| self.none())
+    }
+
     /// Returns the backend for this spec, or the reason that none is available.
     pub(crate) fn backend_for(&self, spec: &BoxSpec) -> Result<&Arc<dyn Backend>, BoxError> {
-        let Some(backend) = &self.backend else {
-            return Err(self.none());
-        };
+        let backend = self.backend()?;
         let best_effort = spec.best_effort.as_deref().unwrap_or_default();
         let is_optional = best_effort.iter().any(|primitive| primitive == "network");
         if spec.network == Network::On && !backend.capabilities().network && !is_optional {

@@ -1,6 +1,6 @@
 //! The boxes that are visible to a caller.
 
-use box_protocol::BoxId;
+use box_protocol::{BoxError, BoxId};
 use box_rpc::Caller;
 
 /// The rights of a caller.
@@ -11,8 +11,14 @@ pub(crate) trait Visibility {
     /// Returns whether the caller sees all boxes and may ask the server to exit.
     fn can_see_all(&self) -> bool;
 
-    /// Returns whether boxes of this owner are visible to the caller.
+    /// Returns whether all boxes of this owner are visible to the caller.
     fn can_see(&self, owner: &str) -> bool;
+
+    /// Returns the unique id of the only box that the caller sees, if it sees one only.
+    fn only_box(&self) -> Option<&str>;
+
+    /// Refuses a caller that can own nothing: the holder of a capability for one box.
+    fn check_may_own(&self) -> Result<(), BoxError>;
 
     /// Returns the id of a box for this caller: `ID@OWNER` for other owners' boxes.
     ///
@@ -24,7 +30,11 @@ impl Visibility for Caller {
     fn can_see_all(&self) -> bool {
         match self {
             Self::Local => true,
-            Self::Token(_) | Self::Certificate | Self::Loopback | Self::Anonymous => false,
+            Self::Token(_)
+            | Self::Certificate
+            | Self::Loopback
+            | Self::Only(_)
+            | Self::Anonymous => false,
         }
     }
 
@@ -32,9 +42,28 @@ impl Visibility for Caller {
         self.can_see_all() || &*self.name() == owner
     }
 
+    fn only_box(&self) -> Option<&str> {
+        match self {
+            Self::Only(id) => Some(id),
+            _ => None,
+        }
+    }
+
+    fn check_may_own(&self) -> Result<(), BoxError> {
+        match self.only_box() {
+            Some(_) => Err(BoxError::denied(
+                "caller: the capability gives access to one box; use a token",
+            )),
+            None => Ok(()),
+        }
+    }
+
     fn id_for(&self, owner: &str, id: &BoxId) -> Option<BoxId> {
         if &*self.name() == owner {
             return Some(id.clone());
+        }
+        if let Some(only) = self.only_box() {
+            return BoxId::new(only).ok();
         }
         BoxId::new(format!("{id}@{owner}")).ok()
     }
@@ -52,6 +81,7 @@ mod tests {
             Caller::Certificate,
             Caller::Loopback,
             Caller::Anonymous,
+            Caller::only("1f"),
         ];
         for (at, caller) in others.iter().enumerate() {
             assert!(Caller::Local.can_see(&caller.name()));

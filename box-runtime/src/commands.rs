@@ -18,18 +18,20 @@ use box_protocol::actions::{
     CommandAttachParams, CommandAttachResult, CommandChunk, CommandGet, CommandInput,
     CommandInputParams, CommandInputResult, CommandKey, CommandKill, CommandKillParams,
     CommandKillResult, CommandList, CommandListParams, CommandListResult, CommandStart,
-    CommandStartParams, CommandStartResult, ListCursor, Until, View,
+    CommandStartParams, CommandStartResult, ListCursor, ReadFrom, Until, View,
 };
-use box_protocol::{BoxError, Code, CommandId, CommandInfo, CommandState, Invalid};
+use box_protocol::{BoxError, BoxState, Code, CommandId, CommandInfo, CommandState, Invalid};
 use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::box_actor::agent_access::AgentLease;
 use crate::box_actor::agent_violation;
+use crate::box_actor::entry::BoxEntry;
 use crate::call_order::OrderTicket;
 use crate::data_plane::call_agent;
 use crate::handlers::{forwarded, plain, streaming};
+use crate::history::History;
 use crate::output::OutputView;
 use crate::runtime::BoxRuntime;
 use crate::start::Reader;
@@ -54,6 +56,9 @@ impl BoxRuntime {
         let ticket = self.order_ticket(caller, &params.box_id, &params);
         let lease = self.acquire(caller, &params.box_id).await?;
         let attach = chunks.and_then(|chunks| Some((chunks, params.attach.clone()?)));
+        if let Some(found) = earlier_start(lease.entry(), &params, attach.as_ref()).await? {
+            return Ok(found);
+        }
         let agent_params = lease.outcome(Box::pin(lease.command(params))).await?;
         self.begin(&lease, agent_params, ticket, attach).await
     }
@@ -90,10 +95,22 @@ impl BoxRuntime {
         params: CommandAttachParams,
         chunks: mpsc::Sender<CommandChunk>,
     ) -> Result<CommandAttachResult, BoxError> {
+        let entry = self.entry(caller, &params.box_id).await?;
+        if let Some(history) = entry.only_history() {
+            let read = read_earlier(&history, &params, &chunks).await?;
+            return read.ok_or_else(|| unknown_command(&params.command_id));
+        }
         let ticket = self.order_ticket(caller, &params.box_id, &params);
         let lease = self.acquire(caller, &params.box_id).await?;
+        let (earlier, to) = (params.clone(), chunks.clone());
         let attached = Box::pin(lease.attach(params, ticket, chunks));
-        lease.outcome(attached).await
+        match (lease.outcome(attached).await, entry.history()) {
+            (Err(error), Some(history)) if error.code() == Code::NotFound => {
+                let read = read_earlier(&history, &earlier, &to).await?;
+                read.ok_or(error)
+            }
+            (attached, _) => attached,
+        }
     }
 
     /// Returns the state of a command.
@@ -104,11 +121,20 @@ impl BoxRuntime {
         caller: &Caller,
         key: CommandKey,
     ) -> Result<CommandInfo, BoxError> {
+        let entry = self.entry(caller, &key.box_id).await?;
+        let earlier = |history: History| history.get(&key);
+        if let Some(history) = entry.only_history() {
+            return earlier(history).ok_or_else(|| unknown_command(&key.command_id));
+        }
         let ticket = self.order_ticket(caller, &key.box_id, &key);
         let lease = self.acquire_readonly(caller, &key.box_id).await?;
-        lease
-            .outcome(lease.command_info(&key.command_id, ticket))
-            .await
+        let asking = lease.command_info(&key.command_id, ticket);
+        match lease.outcome(asking).await {
+            Err(error) if error.code() == Code::NotFound => {
+                entry.history().and_then(earlier).ok_or(error)
+            }
+            found => found,
+        }
     }
 
     /// Lists the commands of a box, oldest first.
@@ -119,8 +145,21 @@ impl BoxRuntime {
         caller: &Caller,
         params: CommandListParams,
     ) -> Result<CommandListResult, BoxError> {
+        let entry = self.entry(caller, &params.box_id).await?;
+        let earlier = entry.history().map(|history| history.list(&params.box_id));
+        let mut items: Vec<_> = earlier.unwrap_or_default();
+        items.retain(|info| is_wanted(&params, info));
+        if entry.only_history().is_some() {
+            return Ok(CommandListResult { items });
+        }
         let lease = self.acquire_readonly(caller, &params.box_id).await?;
-        lease.outcome(lease.list(params)).await
+        let mut listed = lease.outcome(lease.list(params)).await?;
+        items.retain(|info| {
+            let mut newer = listed.items.iter();
+            !newer.any(|newer| newer.command_id == info.command_id)
+        });
+        items.append(&mut listed.items);
+        Ok(CommandListResult { items })
     }
 
     /// Writes to the standard input of a command and answers when it is written.
@@ -138,6 +177,7 @@ impl BoxRuntime {
             size: params.size,
             data: params.data,
             close: params.close,
+            wait_ms: params.wait_ms,
         };
         let calling = call_agent::<AgentInput>(&lease, &agent_params, ticket);
         lease.outcome(calling).await
@@ -158,7 +198,28 @@ impl BoxRuntime {
             forget: params.forget,
         };
         let calling = call_agent::<AgentKill>(&lease, &agent_params, ticket);
-        let answer = lease.outcome(calling).await?;
+        let answer = match lease.outcome(calling).await {
+            Err(error) if error.code() == Code::NotFound => {
+                let history = lease.entry().history();
+                let key = CommandKey {
+                    box_id: params.box_id,
+                    command_id: agent_params.command_id.clone(),
+                };
+                let found = history.and_then(|history| {
+                    let info = history.get(&key)?;
+                    if agent_params.forget {
+                        history.forget(&key.command_id);
+                    }
+                    Some(info)
+                });
+                let info = found.ok_or(error)?;
+                return Ok(CommandKillResult {
+                    info,
+                    already: true,
+                });
+            }
+            answer => answer?,
+        };
         Ok(CommandKillResult {
             info: lease.checked(answer.info, &agent_params.command_id)?,
             already: answer.already,
@@ -197,11 +258,7 @@ impl AgentLease {
     }
 
     async fn list(&self, params: CommandListParams) -> Result<CommandListResult, BoxError> {
-        let wanted = |info: &CommandInfo| {
-            let running = info.state == CommandState::Running;
-            params.role.is_none_or(|role| info.role == role)
-                && params.running.is_none_or(|wanted| running == wanted)
-        };
+        let wanted = |info: &CommandInfo| is_wanted(&params, info);
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
         let mut agent_params = AgentListParams::default();
         loop {
@@ -264,6 +321,89 @@ impl AgentLease {
         })?;
         info.box_id = self.spec().box_id.clone();
         Ok(*info)
+    }
+}
+
+/// Returns whether a list contains a command.
+fn is_wanted(params: &CommandListParams, info: &CommandInfo) -> bool {
+    let running = info.state == CommandState::Running;
+    params.role.is_none_or(|role| info.role == role)
+        && params.running.is_none_or(|wanted| running == wanted)
+        && params.pid.is_none_or(|pid| info.pid == Some(pid))
+}
+
+/// Returns the result of a start that names a command before the last stop of the box.
+async fn earlier_start(
+    entry: &BoxEntry,
+    params: &CommandStartParams,
+    attach: Option<&(mpsc::Sender<CommandChunk>, AttachOptions)>,
+) -> Result<Option<CommandStartResult>, BoxError> {
+    let (Some(history), Some(id)) = (entry.history(), &params.command_id) else {
+        return Ok(None);
+    };
+    if params.replace {
+        history.forget(id);
+        return Ok(None);
+    }
+    let key = CommandKey {
+        box_id: params.box_id.clone(),
+        command_id: id.clone(),
+    };
+    let Some(info) = history.get(&key) else {
+        return Ok(None);
+    };
+    if info.program != params.program {
+        let message = format!("command {id} already exists with another program");
+        return Err(BoxError::conflict(message));
+    }
+    let mut read = None;
+    if let Some((chunks, attach)) = attach {
+        let started = CommandChunk::Started(Box::new(info.clone()));
+        let left = |_| BoxError::cancelled("the client has disconnected");
+        chunks.send(started).await.map_err(left)?;
+        let how = (attach.view, ReadFrom::default(), attach.until.bytes);
+        read = history.read(&key, how, chunks).await?.map(|(_, end)| end);
+    }
+    Ok(Some(CommandStartResult {
+        info,
+        existed: true,
+        read,
+        adjusted: Vec::new(),
+    }))
+}
+
+/// Reads the output of a command before the last stop of the box.
+async fn read_earlier(
+    history: &History,
+    params: &CommandAttachParams,
+    to: &mpsc::Sender<CommandChunk>,
+) -> Result<Option<CommandAttachResult>, BoxError> {
+    let how = (params.view, params.from, params.until.bytes);
+    let key = CommandKey {
+        box_id: params.box_id.clone(),
+        command_id: params.command_id.clone(),
+    };
+    let read = history.read(&key, how, to).await?;
+    Ok(read.map(|(info, read)| CommandAttachResult { info, read }))
+}
+
+fn unknown_command(id: &CommandId) -> BoxError {
+    BoxError::not_found(format!("command {id} not found"))
+}
+
+impl BoxEntry {
+    /// Returns the commands before the last stop of the box.
+    fn history(&self) -> Option<History> {
+        self.status().history.clone()
+    }
+
+    /// Returns the commands of a stopped box, which has no agent.
+    ///
+    /// A box that starts at the next call counts as stopped.
+    fn only_history(&self) -> Option<History> {
+        let status = self.status();
+        let history = status.history.clone();
+        history.filter(|_| status.stopped.is_some() && status.state == BoxState::Stopped)
     }
 }
 

@@ -59,6 +59,18 @@ pub struct RuntimeConfig {
     ///
     /// With `None` the runtime has no items.
     pub catalog: Option<Arc<Catalog>>,
+    /// Whether a policy layer decides the specs of the boxes in pools.
+    ///
+    /// A pool then starts no box before the policy layer has decided, also after a restart.
+    pub decided_pools: bool,
+    /// The private directory of snapshots and of stopped boxes.
+    ///
+    /// With `None` the runtime uses a temporary directory, and its stopped boxes end with it.
+    pub state_dir: Option<PathBuf>,
+    /// Maximum time of a snapshot, during which no process of its box runs.
+    ///
+    /// Beyond: `timeout`, and the box continues.
+    pub snapshot_timeout: Duration,
     /// The images of boxes. With `None`, the backend resolves the image of a spec.
     #[cfg(feature = "native")]
     pub images: Option<ImagesConfig>,
@@ -82,6 +94,9 @@ impl RuntimeConfig {
             agent_heartbeat: Some(Duration::from_secs(15)),
             ends_file: None,
             catalog: None,
+            decided_pools: false,
+            state_dir: None,
+            snapshot_timeout: Duration::from_mins(5),
             #[cfg(feature = "native")]
             images: None,
         }

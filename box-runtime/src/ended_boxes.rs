@@ -146,8 +146,10 @@ impl EndedBoxes {
             return BoxError::not_found(message).with_detail(&detail);
         }
         let why = why.message();
-        let suffix = why.strip_prefix(&format!("box {id} "));
-        let message = format!("{message}: it {}", suffix.unwrap_or(why));
+        let message = match why.strip_prefix(&format!("box {id} ")) {
+            Some(suffix) => format!("{message}: it {suffix}"),
+            None => format!("{message}: {why}"),
+        };
         BoxError::not_found(message).with_detail(&detail)
     }
 
@@ -278,6 +280,15 @@ mod tests {
         assert_eq!(ends.earlier(&entry("me", "a")).unwrap().why, "idle");
         let theirs = ends.not_found("other", &BoxId::new("a").unwrap());
         assert_eq!(theirs.message(), plain("a"));
+        let failed = ended(
+            "f",
+            Ended::Failed,
+            "the server's disk has no room for the box",
+        );
+        ends.record(&failed, "failed");
+        ends.set_error(&failed);
+        let want = "box f not found: the server's disk has no room for the box";
+        assert_eq!(not_found("f").message(), want);
         // The next box with this id is deleted, so later calls get that reason. A third box has no
         // earlier end.
         let deleted = ended("a", Ended::Deleted, "box a was deleted");

@@ -26,6 +26,7 @@ use box_protocol::{
     LaneStatus, PerStream, Program, Role,
 };
 use box_rpc::Caller;
+use futures::future::Either;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
@@ -97,7 +98,7 @@ impl BoxRuntime {
         caller: &Caller,
         params: BoxExecParams,
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
-        self.run(ExecRequest::new(caller, self.max_boxes(), params, None))
+        self.run_with(caller, Ok(params), None)
     }
 
     /// Runs a command like [`exec`](Self::exec) and streams its output as chunks.
@@ -111,14 +112,40 @@ impl BoxRuntime {
         chunks: mpsc::Sender<CommandChunk>,
     ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
         let AttachOptions { view, until } = params.attach.take().unwrap_or_default();
-        self.run(if until == Until::default() {
-            ExecRequest::new(caller, self.max_boxes(), params, Some((view, chunks)))
+        let params = if until == Until::default() {
+            Ok(params)
         } else {
             Err(unsupported(
                 "attach.until",
                 "an exec is always read to its end",
             ))
-        })
+        };
+        self.run_with(caller, params, Some((view, chunks)))
+    }
+
+    /// Runs an exec, after its template has filled its spec.
+    fn run_with(
+        &self,
+        caller: &Caller,
+        params: Result<BoxExecParams, BoxError>,
+        output: Option<(View, mpsc::Sender<CommandChunk>)>,
+    ) -> impl Future<Output = Result<BoxExecutionResult, BoxError>> + Send + use<> {
+        let mut params = match params {
+            Ok(params) if needs_template(&params) => params,
+            params => {
+                let request = |params| ExecRequest::new(caller, self.max_boxes(), params, output);
+                return Either::Left(self.run(params.and_then(request)));
+            }
+        };
+        let (runtime, caller) = (self.clone(), caller.clone());
+        Either::Right(Box::pin(async move {
+            runtime.apply_template(&caller, &mut params.spec).await?;
+            let request = ExecRequest::new(&caller, runtime.max_boxes(), params, output);
+            let running = runtime.run(request);
+            // Dropped here so that the runtime can end while this exec runs.
+            drop(runtime);
+            running.await
+        }))
     }
 
     fn run(
@@ -144,6 +171,12 @@ impl BoxRuntime {
             running.await
         }
     }
+}
+
+/// Whether a template must fill the spec of an exec.
+fn needs_template(params: &BoxExecParams) -> bool {
+    let names_one = params.spec.template.is_some() || params.spec.pool.is_some();
+    names_one && !params.template_applied
 }
 
 type TurnReceiver = oneshot::Receiver<Result<Turn, BoxError>>;

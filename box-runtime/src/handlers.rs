@@ -4,22 +4,23 @@ use std::future::Future;
 use std::sync::Arc;
 
 use box_protocol::actions::{
-    BackendInfo, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete, BoxDeleteParams,
-    BoxDeleteResult, BoxEvents, BoxExec, BoxExecParams, BoxGet, BoxGetParams, BoxGetResult,
-    BoxList, BoxListParams, BoxListResult, BoxStats, BoxTransition, BoxTransitionParams,
-    BoxTransitionResult, BoxUpdate, BoxUpdateParams, CatalogDelete, CatalogDeleteParams,
-    CatalogDeleteResult, CatalogGet, CatalogGetParams, CatalogList, CatalogListParams,
-    CatalogListResult, CatalogPut, CatalogPutParams, CatalogUpdate, CatalogUpdateParams,
-    CommandAttach, CommandGet, CommandInput, CommandKill, CommandList, CommandStart,
-    FileAttributes, FileFind, FileGrep, FileList, FileMkdir, FileMove, FilePack, FileRead,
-    FileRemove, FileReplace, FileStat, FileUnpack, FileWatch, FileWrite, ImageExport, ImageGet,
-    ImageImport, ImageList, ImageLogin, ImageLogout, ImagePrune, ImagePull, ImageRemove, PortOpen,
-    PortSend, ShellCreate, ShellDelete, ShellList, ShellRun, SystemConfigure,
-    SystemConfigureParams, SystemConfigureResult, SystemHealth, SystemShutdown,
-    SystemShutdownParams, SystemShutdownResult, SystemStatus, SystemStatusResult,
+    BackendInfo, BoxApply, BoxCheckpoint, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete,
+    BoxDeleteParams, BoxDeleteResult, BoxDiff, BoxDiscard, BoxEvents, BoxExec, BoxExecParams,
+    BoxFork, BoxGet, BoxGetParams, BoxGetResult, BoxList, BoxListParams, BoxListResult,
+    BoxRollback, BoxSnapshot, BoxStats, BoxTransition, BoxTransitionParams, BoxTransitionResult,
+    BoxUpdate, BoxUpdateParams, CatalogDelete, CatalogDeleteParams, CatalogDeleteResult,
+    CatalogGet, CatalogGetParams, CatalogList, CatalogListParams, CatalogListResult, CatalogPut,
+    CatalogPutParams, CatalogUpdate, CatalogUpdateParams, CommandAttach, CommandGet, CommandInput,
+    CommandKill, CommandList, CommandStart, FileAttributes, FileFind, FileGrep, FileList,
+    FileMkdir, FileMove, FilePack, FileRead, FileRemove, FileReplace, FileStat, FileUnpack,
+    FileWatch, FileWrite, ImageExport, ImageGet, ImageImport, ImageList, ImageLogin, ImageLogout,
+    ImagePrune, ImagePull, ImageRemove, PortOpen, PortSend, ShellCreate, ShellDelete, ShellList,
+    ShellRun, SnapshotExport, SystemConfigure, SystemConfigureParams, SystemConfigureResult,
+    SystemHealth, SystemShutdown, SystemShutdownParams, SystemShutdownResult, SystemStatus,
+    SystemStatusResult,
 };
 use box_protocol::catalog::CatalogItem;
-use box_protocol::{BoxError, BoxExecutionResult, BoxInfo};
+use box_protocol::{BoxError, BoxExecutionResult, BoxInfo, Invalid};
 use box_rpc::{Action, Call, Empty, Handle, Router, contract};
 use futures::future::Either;
 use tokio::sync::mpsc;
@@ -34,6 +35,8 @@ contract! {
     pub RuntimeActions:
         SystemHealth, SystemStatus, SystemConfigure, SystemShutdown,
         BoxCreate, BoxGet, BoxList, BoxUpdate, BoxDelete, BoxExec, BoxStats, BoxTransition, BoxEvents,
+        BoxDiff, BoxApply, BoxDiscard,
+        BoxSnapshot, BoxFork, BoxCheckpoint, BoxRollback, SnapshotExport,
         FileRead, FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove, FileMkdir,
         FileAttributes, FileWatch, FilePack, FileUnpack,
         CommandStart, CommandAttach, CommandGet, CommandList, CommandInput, CommandKill,
@@ -62,13 +65,20 @@ impl Handle<BoxGet> for BoxRuntime {
         params: BoxGetParams,
         call: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        let (caller, id) = (call.caller(), &params.box_id);
+        let caller = call.caller();
+        let info = match (&params.box_id, params.name) {
+            (Some(id), None) => self.get(&caller, id).await?,
+            (None, Some(name)) => {
+                let gateway = params.gateway.unwrap_or_default();
+                self.get_named(&caller, gateway, name).await?
+            }
+            _ => return Err(Invalid::new("box_id", "give either box_id or name").into()),
+        };
         let guest = if params.guest {
-            Some(self.guest(&caller, id).await?)
+            Some(self.guest(&caller, &info.box_id).await?)
         } else {
             None
         };
-        let info = self.get(&caller, id).await?;
         Ok(BoxGetResult { info, guest })
     }
 }

@@ -3,9 +3,9 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use box_protocol::BoxError;
 use box_protocol::actions::{AgentHealth, AgentHealthParams};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxState};
 use box_rpc::Action;
 use tokio::time::{sleep, timeout};
 
@@ -29,7 +29,7 @@ impl AgentLease {
 
     /// Waits for work of the agent while the agent answers health checks.
     ///
-    /// The work may take any time. A paused box does not have to answer.
+    /// The work may take any time. A frozen box does not have to answer.
     pub(crate) async fn with_health_checks<T>(
         &self,
         work: impl Future<Output = T>,
@@ -48,7 +48,7 @@ impl AgentLease {
                 done = &mut work => return Ok(done),
                 answer = check => answer.is_ok(),
             };
-            if !is_healthy && self.entry().status().state != BoxState::Paused {
+            if !is_healthy && !self.entry().is_frozen() {
                 return Err(self.unresponsive());
             }
         }

@@ -18,7 +18,8 @@
 //!    `call_order.rs` keeps calls to one object in order, `health_check.rs` detects an agent that
 //!    does not answer. `file_transfer.rs` and `shm.rs`: data in shared memory.
 //! 6. `events.rs`, `audit.rs`, `stats.rs`, `ended_boxes.rs`: reports about boxes and commands.
-//! 7. `catalog/`: items that outlive boxes, and their uses.
+//! 7. `catalog/`: items that outlive boxes, and their uses. `pools/`: boxes started in advance.
+//!    `changes.rs`: what a box has changed.
 //! 8. [`backend`]: the interface that creates boxes. A [`Backend`] returns a connection to a box's
 //!    agent and never runs a command. `backend_choice.rs` chooses the backend. `adoption.rs` adopts
 //!    the boxes of an earlier process. `volumes.rs`: the volumes of a backend.
@@ -44,6 +45,7 @@ mod box_actor;
 mod call_order;
 mod caller;
 mod catalog;
+mod changes;
 mod commands;
 mod config;
 mod data_plane;
@@ -60,26 +62,33 @@ mod file_transfer;
 pub mod fuzzing;
 mod handlers;
 mod health_check;
+mod history;
 #[cfg(feature = "native")]
 mod images;
 #[cfg(not(feature = "native"))]
 #[path = "images/none.rs"]
 mod images;
+mod layers;
 #[cfg(feature = "native")]
 pub mod native;
 mod output;
+mod pools;
 mod registry;
 mod runtime;
 mod shells;
 mod shm;
+mod snapshots;
 mod start;
+mod state_directory;
 mod stats;
+mod stopped;
 mod volumes;
 mod watch;
 
 pub use backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Difference, Facts, Feature,
-    ImageRoot, Reach, Readable, Snapshot, SnapshotRequest, StartRequest, StartedBox,
+    AdoptedBox, Availability, Backend, Capabilities, ChangeList, ChangesRequest, Diagnosis,
+    DiffBase, Difference, Facts, Feature, FoundBoxes, ImageRoot, Layer, LayerFiles, LayerKind,
+    Reach, Readable, Snapshot, SnapshotRequest, StartRequest, StartedBox,
 };
 pub use box_rpc::Caller;
 pub use call_order::OrderTicket;
@@ -87,7 +96,7 @@ pub use config::RuntimeConfig;
 pub use data_plane::DataPlane;
 pub use handlers::RuntimeActions;
 #[cfg(feature = "native")]
-pub use images::{ImagesConfig, PullRule};
+pub use images::{ImagesConfig, PullRule, archive_if_asked};
 pub use runtime::BoxRuntime;
 pub use shm::ShmPool;
 pub use volumes::{MountedVolume, Volumes};

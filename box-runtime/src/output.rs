@@ -47,6 +47,8 @@ pub(crate) struct OutputView {
     /// Bytes that the reader still wants.
     wanted: Option<u64>,
     has_begun: bool,
+    /// Whether the last piece lay before the start of the reader.
+    is_before_start: bool,
 }
 
 /// The state of one stream.
@@ -91,6 +93,7 @@ impl OutputView {
             dropped: PerStream::default(),
             wanted,
             has_begun: false,
+            is_before_start: false,
         }
     }
 
@@ -138,7 +141,8 @@ impl OutputView {
             }
         };
         self.has_begun = true;
-        Ok(if self.wanted == Some(0) {
+        // A reader that has not reached its start reads on, however the agent splits the output.
+        Ok(if self.wanted == Some(0) && !self.is_before_start {
             Converted::Enough(chunks)
         } else {
             Converted::Output(chunks)
@@ -310,6 +314,7 @@ impl OutputView {
             ReadFrom::Tail(_) => 0,
         };
         let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(length);
+        self.is_before_start = skip == length;
         let next = self.next.of_mut(stream);
         *next = (*next).max(shown.saturating_add(skip as u64));
         self.next_pos = self.next_pos.max(pos.saturating_add(skip as u64));

@@ -11,7 +11,7 @@ use box_protocol::actions::{
     SystemStatusResult,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxId, BoxInfo};
+use box_protocol::{BoxError, BoxId, BoxInfo, GatewayName, Name};
 use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -20,13 +20,18 @@ use crate::backend_choice::BackendSelector;
 use crate::box_actor::entry::BoxEntry;
 use crate::box_actor::{Create, Delete, Mount, Request, Shared, Transition};
 use crate::call_order::CallOrders;
+use crate::caller::Visibility as _;
 use crate::catalog::Items;
 use crate::config::RuntimeConfig;
 use crate::ended_boxes::EndedBoxes;
 use crate::events::Events;
 use crate::exec::OUTPUT_BYTES;
 use crate::images::Images;
+use crate::layers::Layers;
+use crate::pools::{Mode, Pools};
 use crate::registry::{BoxCount, Registry, RegistryMessage, UpdateStage};
+use crate::state_directory::StateDirectory;
+use crate::stopped::StoppedBoxes;
 use box_rpc::Caller;
 
 /// Capacity of the registry's mailbox. The registry never blocks on a box.
@@ -68,6 +73,7 @@ impl BoxRuntime {
     pub fn start(config: RuntimeConfig) -> Self {
         let (registry, mailbox) = mpsc::channel(MAILBOX_MESSAGES);
         let (exit, exited) = watch::channel(false);
+        let state = Arc::new(StateDirectory::new(config.state_dir.clone()));
         let shared = Arc::new(Shared {
             selector: BackendSelector::new(&config),
             events: Events::new(),
@@ -75,7 +81,11 @@ impl BoxRuntime {
             empty_router: Router::empty(),
             orders: CallOrders::default(),
             items: Items::new(config.catalog.clone()),
+            pools: Pools::default(),
             images: Images::new(&config),
+            layers: Layers::new(Arc::clone(&state)),
+            stopped: StoppedBoxes::new(state.stopped()),
+            state,
             config,
         });
         let actor = Registry::new(Arc::clone(&shared), mailbox, registry.downgrade(), exit);
@@ -102,14 +112,19 @@ impl BoxRuntime {
     pub async fn create(
         &self,
         caller: &Caller,
-        params: BoxCreateParams,
+        mut params: BoxCreateParams,
     ) -> Result<BoxCreateResult, BoxError> {
+        if !params.template_applied {
+            self.apply_template(caller, &mut params.spec).await?;
+        }
         let spec = params.spec.build()?;
         let create = |reply| Create {
             caller: caller.clone(),
             max_boxes: self.max_boxes,
             spec,
             must_be_new: params.if_exists == IfExists::Fail,
+            keep_failed: params.keep_failed,
+            origin: None,
             reply,
         };
         self.request(|reply| Request::Create(Box::new(create(reply))))
@@ -119,6 +134,24 @@ impl BoxRuntime {
     /// Returns the state and settings of a box.
     pub async fn get(&self, caller: &Caller, id: &BoxId) -> Result<BoxInfo, BoxError> {
         Ok(self.entry(caller, id).await?.info(caller))
+    }
+
+    /// Returns the state and settings of the caller's box with this name.
+    pub async fn get_named(
+        &self,
+        caller: &Caller,
+        gateway: GatewayName,
+        name: Name,
+    ) -> Result<BoxInfo, BoxError> {
+        let key = (caller.name(), gateway, name);
+        let owner = caller.clone();
+        let message = |reply| RegistryMessage::FindNamed {
+            key,
+            caller: owner,
+            reply,
+        };
+        let entry = self.query(message).await??;
+        Ok(entry.info(caller))
     }
 
     /// Returns the entry of a box that is visible to the caller.
@@ -321,14 +354,34 @@ impl BoxRuntime {
     ) -> Result<SystemShutdownResult, BoxError> {
         let within = params.within_ms.map(Duration::from_millis);
         let within = within.unwrap_or(self.shared.config.shutdown_within);
-        let caller = caller.clone();
+        let until = Instant::now() + within.min(LONGEST_SHUTDOWN);
+        let pools = &self.shared.pools;
+        if caller.can_see_all() {
+            let closes = params.exit;
+            pools.set_mode(if closes { Mode::Closed } else { Mode::Empty });
+        }
+        let caller_of_boxes = caller.clone();
         let message = |reply| RegistryMessage::Shutdown {
-            caller,
+            caller: caller_of_boxes,
             exit: params.exit,
-            until: Instant::now() + within.min(LONGEST_SHUTDOWN),
+            until,
             reply,
         };
-        self.query(message).await?
+        let ended = self.query(message).await?;
+        if caller.can_see_all() {
+            let _ = tokio::time::timeout_at(until, pools.wait_empty()).await;
+            pools.set_mode(Mode::Filled);
+        }
+        ended
+    }
+
+    /// Ends the boxes that wait in pools and starts no others, within a time limit.
+    ///
+    /// A process that exits calls this, because a box of a pool is of no use to another process.
+    pub async fn close_pools(&self, within: Duration) {
+        let pools = &self.shared.pools;
+        pools.set_mode(Mode::Closed);
+        let _ = tokio::time::timeout(within, pools.wait_empty()).await;
     }
 
     /// Waits until a caller has asked the server to exit.
@@ -356,7 +409,7 @@ impl BoxRuntime {
     }
 
     /// Sends a request to the actor of its box, through the registry.
-    async fn request<T>(
+    pub(crate) async fn request<T>(
         &self,
         request: impl FnOnce(oneshot::Sender<Result<T, BoxError>>) -> Request,
     ) -> Result<T, BoxError> {
@@ -387,9 +440,9 @@ pub(crate) fn unsupported(field: &str, why: &str) -> BoxError {
 
 fn is_listed(entry: &BoxEntry, params: &BoxListParams) -> bool {
     if params
-        .world
+        .gateway
         .as_ref()
-        .is_some_and(|world| entry.world() != *world)
+        .is_some_and(|gateway| entry.gateway() != *gateway)
     {
         return false;
     }

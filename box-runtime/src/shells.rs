@@ -9,9 +9,9 @@
 //! 4. `shell.delete` ends the shell and its runs.
 
 use box_protocol::actions::{
-    AgentStartParams, CommandChunk, CommandStartResult, ShellCreate, ShellCreateParams,
-    ShellCreateResult, ShellDelete, ShellDeleteParams, ShellDeleteResult, ShellInfo, ShellList,
-    ShellListParams, ShellListResult, ShellRun, ShellRunParams,
+    AgentStartParams, CommandChunk, CommandStartResult, OnDisconnect, ShellCreate,
+    ShellCreateParams, ShellCreateResult, ShellDelete, ShellDeleteParams, ShellDeleteResult,
+    ShellInfo, ShellList, ShellListParams, ShellListResult, ShellRun, ShellRunParams,
 };
 use box_protocol::{BoxError, Program, Role, ShellId};
 use box_rpc::{Call, Handle};
@@ -62,7 +62,7 @@ impl BoxRuntime {
     /// Runs a text in a shell.
     ///
     /// With a channel for chunks and `attach`, the call lasts until reading ends. Dropping the
-    /// future then kills the run.
+    /// future then kills the run, unless its `on_disconnect` is `keep`.
     pub async fn run_in_shell(
         &self,
         caller: &Caller,
@@ -76,9 +76,15 @@ impl BoxRuntime {
         let agent_params = AgentStartParams {
             env: params.env,
             shell_id: Some(params.shell_id),
+            cwd_stays: params.cwd_stays,
             stdin: params.stdin,
             timeout_ms: params.timeout_ms,
+            log_bytes: params.log_bytes,
+            keep: params.on_disconnect == OnDisconnect::Keep,
+            detached_ms: params.detached_ms,
+            retain_ms: params.retain_ms,
             role: Role::Run,
+            note: params.note,
             ..AgentStartParams::new(id, text, params.cwd.unwrap_or_default())
         };
         self.begin(&lease, agent_params, ticket, attach).await

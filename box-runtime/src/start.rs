@@ -3,6 +3,7 @@
 //! These are `command.start`, `shell.run`, `file.watch` and `box.exec`.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::pin::pin;
 use std::time::Duration;
 
 use box_protocol::actions::{
@@ -181,6 +182,7 @@ impl AgentLease {
             hold: params.hold,
             replace: params.replace,
             detached_ms: params.detached_ms,
+            lost_reader_ms: params.lost_reader_ms,
             retain_ms: params.retain_ms,
             role: params.role,
             note: params.note,
@@ -290,8 +292,16 @@ impl AgentLease {
     ) -> Result<Result<T, CallError>, Failure> {
         match deadline {
             Some(deadline) => {
-                let end = deadline.at.max(Instant::now() + deadline.grace);
-                timeout_at(end, work).await.map_err(|_| Failure::Silent)
+                let mut work = pin!(work);
+                loop {
+                    let end = deadline.at.max(Instant::now() + deadline.grace);
+                    match timeout_at(end, &mut work).await {
+                        Ok(done) => return Ok(done),
+                        // The agent is frozen during a snapshot, and so is the command.
+                        Err(_) if self.entry().is_copied() => self.entry().wait_copied().await,
+                        Err(_) => return Err(Failure::Silent),
+                    }
+                }
             }
             None => Ok(self.with_health_checks(work).await?),
         }

@@ -1,13 +1,13 @@
-//! The request to copy the private files of a box, and its result.
+//! The request to copy or keep the private files of a box, and the result of a copy.
 
 use std::path::Path;
 use std::time::Duration;
 
-/// The request to copy the private files of a box.
+/// The request to make a layer from the private files of a box.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct SnapshotRequest<'a> {
-    /// The directory to create.
+    /// The path of the layer, which does not exist.
     ///
     /// Its parent is a private directory of the runtime.
     pub into: &'a Path,

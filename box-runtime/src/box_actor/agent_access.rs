@@ -162,8 +162,16 @@ impl AgentAccess {
         self.end_reason().unwrap_or_else(box_ended)
     }
 
+    /// Returns the connection to the agent, if the box is running.
+    pub(crate) fn peer(&self) -> Option<Peer> {
+        match &self.state.borrow().agent {
+            AgentState::Connected(agent) => Some(agent.peer.clone()),
+            AgentState::Starting | AgentState::Gone(_) => None,
+        }
+    }
+
     /// Waits until the box is no longer starting.
-    async fn wait_started(&self) {
+    pub(crate) async fn wait_started(&self) {
         let mut access = self.state.subscribe();
         // The sender is in `self`, so the channel is open.
         let _ = access

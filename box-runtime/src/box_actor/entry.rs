@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
-    BoxError, BoxId, BoxInfo, BoxMountSpec, BoxSpec, BoxState, Code, Defaults, Env, ItemId, Labels,
-    LaneStatus, Lifetime, Name, Network, NetworkPolicy, Note, UnixMs, World,
+    BoxError, BoxId, BoxInfo, BoxMountSpec, BoxSpec, BoxState, Code, Defaults, Env, GatewayName,
+    ItemId, Labels, LaneStatus, Lifetime, Main, Name, Network, NetworkPolicy, Note, UnixMs,
 };
 
 use serde::{Deserialize, Serialize};
@@ -14,9 +14,14 @@ use uuid::Uuid;
 use crate::backend::{Backend, Facts};
 use crate::box_actor::agent_access::AgentAccess;
 use crate::box_actor::current_exec::CurrentExec;
+use crate::box_actor::files::{BoxFiles, PersistedFiles};
 use crate::box_actor::persist::Persistence;
 use crate::caller::Visibility as _;
 use crate::catalog::ItemUse;
+use crate::history::History;
+use crate::layers::LayerUse;
+use crate::stats::CpuSample;
+use crate::stopped::StoppedRecord;
 use box_rpc::Caller;
 
 /// Entry of a box: written by its actor and the registry, read by `get` and `list`.
@@ -34,6 +39,8 @@ pub(crate) struct BoxEntry {
     /// Signals that the expiry of the box may have changed.
     pub(crate) lifetime_changed: Notify,
     pub(crate) persistence: watch::Sender<Persistence>,
+    /// Number of copies of the files that the runtime makes now.
+    pub(crate) copies: watch::Sender<usize>,
     /// Held while a network policy is applied, so that the newest one is applied last.
     policy_lock: Mutex<()>,
 }
@@ -48,10 +55,14 @@ pub(crate) struct Location {
 /// Mutable part of the entry.
 pub(crate) struct BoxStatus {
     pub(crate) state: BoxState,
+    /// When the box entered the state.
+    pub(crate) since: UnixMs,
     pub(crate) lane: LaneStatus,
     pub(crate) reason: Option<String>,
     pub(crate) backend_name: Arc<str>,
     pub(crate) backend_id: String,
+    /// The id in addresses, from the creation of the box to its deletion.
+    pub(crate) unique_id: String,
     pub(crate) created_at: UnixMs,
     pub(crate) last_used_at: UnixMs,
     pub(crate) facts: Facts,
@@ -70,6 +81,27 @@ pub(crate) struct BoxStatus {
     pub(crate) volumes: Vec<ItemId>,
     /// Uses of items, while the box exists.
     pub(crate) uses: Vec<ItemUse>,
+    /// The pool that the box was taken from.
+    pub(crate) pool: Option<Name>,
+    /// Why it could not be taken from a pool.
+    pub(crate) pool_missed: Option<String>,
+    /// The sample of the CPU time from which the next one counts.
+    pub(crate) cpu_sample: CpuSample,
+    pub(crate) files: Box<BoxFiles>,
+    /// Place of the record, while the box is stopped.
+    pub(crate) stopped: Option<Box<StoppedRecord>>,
+    /// Commands before the last stop.
+    pub(crate) history: Option<History>,
+}
+
+impl BoxStatus {
+    /// Changes the state and records the time of a change.
+    pub(crate) fn set_state(&mut self, state: BoxState) {
+        if self.state != state {
+            self.state = state;
+            self.since = UnixMs::now();
+        }
+    }
 }
 
 /// The settings of an image that the runtime applies to the commands of its box.
@@ -80,6 +112,11 @@ pub(crate) struct ImageDefaults {
     pub(crate) cwd: Option<String>,
     /// Entrypoint and command, if the spec asks for them.
     pub(crate) argv: Vec<String>,
+}
+
+/// Returns an id that no other box has.
+pub(crate) fn new_unique_id() -> String {
+    Uuid::now_v7().simple().to_string()
 }
 
 /// Version of [`PersistedBox`].
@@ -98,7 +135,12 @@ pub(crate) struct PersistedBox {
     #[serde(deserialize_with = "BoxSpec::written_before")]
     spec: BoxSpec,
     backend_id: String,
+    /// Absent in records of earlier versions, whose addresses contain `backend_id`.
+    #[serde(default)]
+    unique_id: Option<String>,
     created_at: UnixMs,
+    #[serde(default)]
+    since: Option<UnixMs>,
     facts: Facts,
     name: Option<Name>,
     labels: Labels,
@@ -117,6 +159,15 @@ pub(crate) struct PersistedBox {
     pub(crate) mounts: Mounts,
     #[serde(default)]
     volumes: Vec<ItemId>,
+    #[serde(default)]
+    pool: Option<Name>,
+    #[serde(default)]
+    pool_missed: Option<String>,
+    #[serde(default)]
+    pub(crate) files: PersistedFiles,
+    /// Commands before the last stop.
+    #[serde(default)]
+    pub(crate) history: Option<String>,
 }
 
 impl PersistedBox {
@@ -176,10 +227,13 @@ impl BoxEntry {
         let now = UnixMs::now();
         let status = BoxStatus {
             state: BoxState::Starting,
+            since: now,
+            cpu_sample: CpuSample::default(),
             lane: LaneStatus::Idle,
             reason: None,
             backend_name: "".into(),
             backend_id: String::new(),
+            unique_id: new_unique_id(),
             created_at: now,
             last_used_at: now,
             facts: Facts::default(),
@@ -194,6 +248,11 @@ impl BoxEntry {
             mounts: Mounts::default(),
             volumes: Vec::new(),
             uses: Vec::new(),
+            pool: None,
+            pool_missed: None,
+            files: Box::default(),
+            stopped: None,
+            history: None,
         };
         Self {
             owner,
@@ -203,6 +262,7 @@ impl BoxEntry {
             current_exec: CurrentExec::new(),
             lifetime_changed: Notify::new(),
             persistence: watch::Sender::new(Persistence::default()),
+            copies: watch::Sender::new(0),
             policy_lock: Mutex::new(()),
         }
     }
@@ -222,11 +282,6 @@ impl BoxEntry {
         let mut status = self.status();
         status.location = None;
         status.mounts = Mounts::default();
-    }
-
-    /// Returns the location of the box, if it exists.
-    pub(crate) fn location(&self) -> Option<Location> {
-        self.status().location.clone()
     }
 
     /// Replaces the network policy and applies it if the box exists.
@@ -278,8 +333,8 @@ impl BoxEntry {
         defaults
     }
 
-    pub(crate) fn world(&self) -> World {
-        self.spec.world.clone().unwrap_or_default()
+    pub(crate) fn gateway(&self) -> GatewayName {
+        self.spec.gateway.clone().unwrap_or_default()
     }
 
     /// Records the status of the exec queue.
@@ -301,11 +356,10 @@ impl BoxEntry {
     }
 
     /// Records that the box failed, i.e. ended without a delete.
-    pub(crate) fn set_failed(&self, why: BoxError) {
-        let reason = why.message().to_owned();
+    pub(crate) fn set_failed(&self, why: BoxError, reason: String) {
         self.access.close(why);
         let mut status = self.status();
-        status.state = BoxState::Failed;
+        status.set_state(BoxState::Failed);
         status.reason = Some(reason);
     }
 
@@ -317,7 +371,9 @@ impl BoxEntry {
             owner: self.owner.to_string(),
             spec: self.spec.clone(),
             backend_id: status.backend_id.clone(),
+            unique_id: Some(status.unique_id.clone()),
             created_at: status.created_at,
+            since: Some(status.since),
             facts: status.facts.clone(),
             name: status.name.clone(),
             labels: status.labels.clone(),
@@ -330,7 +386,19 @@ impl BoxEntry {
             stopped: status.state == BoxState::Stopped,
             mounts: status.mounts.clone(),
             volumes: status.volumes.clone(),
+            pool: status.pool.clone(),
+            pool_missed: status.pool_missed.clone(),
+            files: status.files.persisted(),
+            history: status.history.as_ref().and_then(History::name),
         }
+    }
+
+    /// Returns the record of the box as a stopped one with these layers.
+    pub(crate) fn record_on(&self, layers: &[LayerUse]) -> Result<String, BoxError> {
+        let mut record = self.persisted();
+        record.files.set_layers(layers);
+        (record.paused, record.stopped) = (false, true);
+        serde_json::to_string(&record).map_err(|error| BoxError::internal(error.to_string()))
     }
 
     /// Creates the entry of a box that this backend has adopted.
@@ -339,8 +407,12 @@ impl BoxEntry {
         {
             let mut status = entry.status();
             status.backend_name = backend_name.into();
+            status.unique_id = record
+                .unique_id
+                .unwrap_or_else(|| record.backend_id.clone());
             status.backend_id = record.backend_id;
             status.created_at = record.created_at;
+            status.since = record.since.unwrap_or(record.created_at);
             status.facts = record.facts;
             status.name = record.name;
             status.labels = record.labels;
@@ -350,6 +422,8 @@ impl BoxEntry {
             status.network_policy = record.network_policy.map(Box::new);
             status.image = record.image.map(Box::new);
             status.volumes = record.volumes;
+            status.pool = record.pool;
+            status.pool_missed = record.pool_missed;
         }
         entry
     }
@@ -365,29 +439,48 @@ impl BoxEntry {
     pub(crate) fn matches_id(&self, id: &BoxId) -> bool {
         let owned = id.as_str().strip_suffix(&*self.owner);
         owned.and_then(|id| id.strip_suffix('@')) == Some(self.spec.box_id.as_str())
-            || self.status().backend_id == id.as_str()
+            || self.has_unique_id(id.as_str())
+    }
+
+    /// Returns whether this id is the unique id of the box.
+    pub(crate) fn has_unique_id(&self, id: &str) -> bool {
+        self.status().unique_id == id
     }
 
     /// Returns the id under which this caller sees the box.
     pub(crate) fn visible_id(&self, caller: &Caller) -> BoxId {
         let id = &self.spec.box_id;
-        let unique = || BoxId::new(&self.status().backend_id).ok();
+        let unique = || BoxId::new(&self.status().unique_id).ok();
         let known = caller.id_for(&self.owner, id).or_else(unique);
         known.unwrap_or_else(|| id.clone())
     }
 
     /// Returns the full description of the box for this caller.
     pub(crate) fn info(&self, caller: &Caller) -> BoxInfo {
-        let (defaults, network_policy) = {
+        let (defaults, network_policy, checkpoints) = {
             let status = self.status();
             let defaults = status.defaults.as_deref().cloned();
-            (defaults, status.network_policy.clone())
+            let checkpoints = status.files.checkpoints.iter();
+            let checkpoints = checkpoints.map(|kept| kept.info.clone()).collect();
+            (defaults, status.network_policy.clone(), checkpoints)
         };
         BoxInfo {
             defaults,
             network_policy,
+            checkpoints,
             ..self.list_info(caller)
         }
+    }
+
+    /// Returns the main command, with the command of the image if the spec has none of its own.
+    fn main(&self, status: &BoxStatus) -> Option<Main> {
+        let mut main = self.spec.main.clone()?;
+        if main.argv.is_empty()
+            && let Some(image) = &status.image
+        {
+            main.argv.clone_from(&image.argv);
+        }
+        Some(main)
     }
 
     /// Returns the description of the box in a list.
@@ -396,8 +489,13 @@ impl BoxEntry {
         let status = self.status();
         BoxInfo {
             box_id,
+            unique_id: status.unique_id.clone(),
             last_used_at: status.last_used_at,
             state: status.state,
+            pool: status.pool.clone(),
+            pool_missed: status.pool_missed.clone(),
+            since: status.since,
+            main: self.main(&status),
             reason: status.reason.clone(),
             status: status.lane,
             image_resolved: status.facts.image_resolved.clone(),

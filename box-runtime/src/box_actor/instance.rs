@@ -1,15 +1,4 @@
 //! Running instance of a box, if one exists: start, liveness check and stop.
-//!
-//! # Start of a box
-//! 1. The selector chooses the first available backend (`backend_choice.rs`).
-//! 2. The runtime resolves the image of the spec, and pulls it if necessary (`images/resolve.rs`).
-//! 3. The backend creates the box and returns a connection to its agent (`native/create.rs`).
-//! 4. The runtime checks the health of the agent and passes it the environment of the box.
-//! 5. The backend applies the network policy, before any process of the guest runs.
-//! 6. The agent starts the main command, if the spec has one (`main_command.rs`).
-//! 7. The runtime writes the record of the box, if boxes outlive it, and opens the access for calls.
-//!
-//! A pull has no time limit. If another step fails or takes too long, the runtime stops the box and the call gets the error.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -17,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use box_protocol::actions::{AgentHealth, AgentHealthParams, AgentKill, AgentKillParams};
-use box_protocol::{BoxError, BoxSpec, BoxState, Code, CommandId, Invalid, UnixMs};
+use box_protocol::{BoxError, BoxSpec, Code, CommandId, Invalid};
 use box_rpc::{CallError, Codecs, Connection, Limits, Options, Session};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -25,27 +14,24 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::mounts::mounted;
 use super::queue::{EndReason, Wakeup};
 use super::request::Request;
 use super::{BoxEntry, Shared};
 use crate::adoption::{PendingReach, Unreached};
 use crate::audit::{Audit, Earlier};
-use crate::backend::{Backend, StartRequest, StartedBox};
+use crate::backend::Backend;
 use crate::box_actor::agent_access::{Agent, box_ended};
-use crate::box_actor::entry::{Location, Mounts};
-use crate::environment::box_environment;
-use crate::images::ResolvedImage;
+use crate::box_actor::entry::Location;
 use crate::shm::ShmPool;
-use crate::volumes::MountedVolume;
 
 /// Version of the `agent.*` contract that this runtime supports.
 const AGENT_CONTRACT: u32 = 1;
 
 /// Longest message accepted from an agent.
 ///
-/// It holds both streams of a collected output in base64. Messages to the agent may be longer.
-const AGENT_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
+/// It holds both streams of a collected output in base64, or the 10 MiB of values that a run may display. Messages to
+/// the agent may be longer.
+const AGENT_MESSAGE_BYTES: usize = 12 * 1024 * 1024;
 
 /// Returns the limits of the transport of agent messages.
 pub(crate) fn carrier_limits() -> Limits {
@@ -54,13 +40,13 @@ pub(crate) fn carrier_limits() -> Limits {
     limits
 }
 
-pub(super) struct Instance {
+pub(crate) struct Instance {
     pub(super) shared: Arc<Shared>,
     pub(super) entry: Arc<BoxEntry>,
     pub(super) running: Option<RunningBox>,
     /// Box that is starting or stopping.
     /// The actor stops it even if the caller has stopped waiting.
-    to_stop: Option<(Arc<dyn Backend>, Uuid)>,
+    pub(super) to_stop: Option<(Arc<dyn Backend>, Uuid)>,
     /// Adopted box that has not been reached yet. Only this task takes the lock.
     pending: Option<Mutex<PendingReach>>,
 }
@@ -144,14 +130,14 @@ impl RunningBox {
     /// While the box is paused, the runtime does not treat a silent agent as gone.
     pub(crate) async fn freeze(&self, limit: Duration, frozen: bool) -> Result<(), BoxError> {
         if frozen {
-            self.agent.expect_silence(true);
+            self.agent.peer().expect_silence(true);
         }
         let what = if frozen { "pause" } else { "resume" };
         let freezing = self.backend.freeze(self.id, frozen);
         let done = bounded(&*self.backend, what, limit, freezing).await;
         let done = done.and_then(|done| done);
         let is_frozen = frozen == done.is_ok();
-        self.agent.expect_silence(is_frozen);
+        self.agent.peer().expect_silence(is_frozen);
         done
     }
 }
@@ -165,7 +151,7 @@ pub(super) enum NotReady {
 }
 
 impl Instance {
-    pub(super) fn new(shared: Arc<Shared>, entry: Arc<BoxEntry>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, entry: Arc<BoxEntry>) -> Self {
         Self {
             shared,
             entry,
@@ -181,6 +167,11 @@ impl Instance {
         self.running = Some(running);
         self.open_access();
         self.watch_main();
+    }
+
+    /// Takes over an adopted box that an earlier process was stopping.
+    pub(super) fn set_unreached_stopped(&mut self) {
+        (self.pending, self.to_stop) = (None, None);
     }
 
     /// Takes over an adopted box before its agent has answered.
@@ -264,6 +255,9 @@ impl Instance {
             self.shared.ended_boxes.record(&self.entry, why);
             let _ = self.stop().await;
         }
+        if self.is_stopped() {
+            return Ok(false);
+        }
         if self.running.is_none() {
             // Boxed, so that the future of every actor does not reserve space for a start.
             let started = Box::pin(self.start(requested, pulls_all)).await;
@@ -277,7 +271,13 @@ impl Instance {
         Ok(false)
     }
 
-    async fn is_alive(&self) -> bool {
+    /// Whether the agent of the box is connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| !running.agent.peer().is_closed())
+    }
+
+    pub(super) async fn is_alive(&self) -> bool {
         let Some(running) = &self.running else {
             return false;
         };
@@ -307,7 +307,7 @@ impl Instance {
         if let Some(pending) = &mut self.pending {
             let pending = pending.get_mut().unwrap_or_else(PoisonError::into_inner);
             return match pending.await {
-                Ok(running) => Wakeup::Reached(running),
+                Ok(reached) => Wakeup::Reached(reached),
                 Err(reason) => {
                     (self.pending, self.to_stop) = (None, None);
                     Wakeup::Broken(reason.to_owned())
@@ -322,125 +322,6 @@ impl Instance {
             why = running.agent.closed() => Wakeup::Broken(format!("the box's agent has disconnected: {why}")),
             () = running.main_ended.notified() => Wakeup::End(EndReason::MainEnded),
         }
-    }
-
-    async fn start(&mut self, requested: &BoxSpec, pulls_all: bool) -> Result<(), BoxError> {
-        let choice = self.shared.selector.choose().await;
-        let backend = choice.backend_for(requested)?;
-        let is_restart = self.mark_starting(backend);
-        // A restarted box keeps its original spec except for the mounts. Only the mounts of this
-        // call have been authorized now.
-        let restart_spec = is_restart.then(|| {
-            let mut spec = self.entry.spec.clone();
-            spec.extra_mounts.clone_from(&requested.extra_mounts);
-            spec
-        });
-        let spec = restart_spec.as_ref().unwrap_or(requested);
-        let mut image = self.shared.images.resolve(spec, pulls_all).await?;
-        let id = Uuid::now_v7();
-        self.to_stop = Some((Arc::clone(backend), id));
-        if let Some(image) = &mut image {
-            self.shared.images.hold(id, image.lease.take());
-        }
-        let defaults = image.as_ref().map(|image| Box::new(image.defaults.clone()));
-        self.entry.status().image = defaults;
-        let limit = self.shared.config.start_timeout;
-        let creation = self.create(backend, id, spec, image);
-        let created = bounded(&**backend, "start", limit, creation).await;
-        let (running, started) = match created.and_then(|created| created) {
-            Ok(created) => created,
-            Err(error) => {
-                let _ = self.stop().await;
-                return Err(error);
-            }
-        };
-        self.to_stop = None;
-        self.running = Some(running);
-        if let Err(error) = self.start_main().await {
-            let _ = self.stop().await;
-            return Err(error);
-        }
-        let now = UnixMs::now();
-        {
-            let mut status = self.entry.status();
-            status.state = BoxState::Running;
-            status.backend_id = started.0;
-            status.facts = started.1;
-            status.last_used_at = now;
-            status.created_at = now;
-        }
-        // A later process could not adopt a box without a record.
-        self.entry.mark_changed();
-        if let Err(error) = self.entry.wait_persisted().await {
-            let _ = self.stop().await;
-            return Err(error);
-        }
-        let degraded = self.entry.status().facts.degraded.join(", ");
-        self.shared.events.record(&self.entry, "started", "");
-        if !degraded.is_empty() {
-            let message = format!("without {degraded}");
-            self.shared.events.record(&self.entry, "degraded", &message);
-        }
-        self.open_access();
-        Ok(())
-    }
-
-    /// Records that this backend starts the box; returns whether it is a restart.
-    fn mark_starting(&self, backend: &Arc<dyn Backend>) -> bool {
-        self.entry.access.set_starting();
-        let mut status = self.entry.status();
-        let is_restart = !status.backend_name.is_empty();
-        status.state = BoxState::Starting;
-        status.reason = None;
-        status.backend_name = backend.name().into();
-        is_restart
-    }
-
-    /// Starts the box with the backend and connects to its agent.
-    async fn create(
-        &self,
-        backend: &Arc<dyn Backend>,
-        id: Uuid,
-        spec: &BoxSpec,
-        image: Option<ResolvedImage>,
-    ) -> Result<(RunningBox, (String, crate::Facts)), BoxError> {
-        let root = image.as_ref().map(|image| &image.root);
-        let volumes = self.mount_volumes(spec)?;
-        let request = StartRequest::new(id, spec)
-            .with_image(root)
-            .with_volumes(&volumes);
-        let StartedBox {
-            backend_id,
-            connection,
-            facts,
-            shm,
-        } = backend.start(request).await?;
-        let defaults = self.entry.command_defaults();
-        let health = AgentHealthParams {
-            env: Some(box_environment(spec, &facts, root.map(|root| &root.env))?),
-            cwd: defaults.cwd.or_else(|| Some(spec.mount_path.clone())),
-            file_bytes: spec.file_bytes(),
-        };
-        let connection = (connection, shm);
-        let running = RunningBox::connect(&self.shared, (backend, id), connection, &health).await?;
-        let mounts = Mounts {
-            requested: mounted(&spec.extra_mounts).cloned().collect(),
-            added: Vec::new(),
-        };
-        let backend = Arc::clone(backend);
-        self.entry.set_location(Location { backend, id }, mounts)?;
-        Ok((running, (backend_id, facts)))
-    }
-
-    /// Reserves the volumes of the spec for this box, until it is stopped.
-    fn mount_volumes(&self, spec: &BoxSpec) -> Result<Vec<MountedVolume>, BoxError> {
-        let earlier = self.entry.status().volumes.clone();
-        let items = &self.shared.items;
-        let (volumes, uses) = items.mount(&self.entry.owner, spec, &earlier)?;
-        let mut status = self.entry.status();
-        status.volumes = volumes.iter().map(|volume| volume.id.clone()).collect();
-        status.uses = uses;
-        Ok(volumes)
     }
 
     /// Waits until all processes of an exec are gone.
@@ -472,7 +353,7 @@ impl Instance {
 
     /// Stops the box or aborts its start.
     /// The future is boxed, because many functions await it and it rarely runs.
-    pub(super) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
+    pub(crate) fn stop(&mut self) -> BoxFuture<'_, Result<(), BoxError>> {
         self.entry.clear_location();
         self.pending = None;
         if let Some(running) = self.running.take() {
@@ -504,7 +385,7 @@ impl Instance {
 }
 
 /// Runs a backend call with a timeout and turns a panic into an error.
-pub(super) async fn bounded<T>(
+pub(crate) async fn bounded<T>(
     backend: &dyn Backend,
     what: &str,
     limit: Duration,

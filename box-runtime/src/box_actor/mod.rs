@@ -6,10 +6,11 @@
 //! - `queue`: its mailbox, the queue of waiting calls, and its timers. The queue accepts requests
 //!   while the box is busy.
 //! - `turns`: the turns of execs; `current_exec`: the exec that runs.
-//! - `instance`: the running box, if one exists. `mounts`: mounts besides the workspace;
-//!   `main_command`: the command started with the box; `pause`: paused and stopped boxes.
-//! - `entry`: the shared description of the box; `persist`: its record on disk.
-//! - `agent_access`: calls that bypass the queue.
+//! - `instance`: the running box, if one exists. `starting`: its start. `mounts`: mounts besides the
+//!   workspace; `prepare`: commands before the box counts as running; `main_command`: the command
+//!   started with the box; `pause`: changes of state; `stop`: stops, starts and rollbacks.
+//! - `entry`: the shared description of the box; `files`: its layers; `persist`: its record on disk.
+//! - `agent_access`: calls that bypass the queue; `silence`: times without answers of the agent.
 //! - `ending`: errors of calls to a box that has ended.
 //! - `validate`: checks of an agent's messages.
 //! - This file: the state transitions.
@@ -18,13 +19,18 @@ pub(crate) mod agent_access;
 mod current_exec;
 mod ending;
 pub(crate) mod entry;
+pub(crate) mod files;
 mod instance;
 mod main_command;
 mod mounts;
 mod pause;
 pub(crate) mod persist;
+mod prepare;
 mod queue;
 mod request;
+mod silence;
+mod starting;
+mod stop;
 mod turns;
 mod validate;
 
@@ -39,9 +45,10 @@ use futures::FutureExt as _;
 use tokio::sync::mpsc;
 
 use self::ending::{broken, ended_as};
-use self::instance::{Instance, NotReady};
+use self::instance::NotReady;
 use self::queue::{EndReason, JobOutcome, Queue, Wakeup};
-use crate::adoption::{Unreached, unreachable};
+use crate::adoption::{Reached, Unreached, unreachable};
+use crate::backend::Facts;
 use crate::backend_choice::BackendSelector;
 use crate::box_actor::agent_access::box_ended;
 use crate::box_actor::entry::BoxEntry;
@@ -53,11 +60,17 @@ use crate::ended_boxes::EndedBoxes;
 use crate::events::Events;
 use crate::exec::FinishReply;
 use crate::images::Images;
+use crate::layers::Layers;
+use crate::pools::Pools;
 use crate::registry::RegistryMessage;
+use crate::state_directory::StateDirectory;
+use crate::stopped::StoppedBoxes;
 
-pub(crate) use self::instance::{RunningBox, carrier_limits};
+pub(crate) use self::instance::{Instance, RunningBox, bounded, carrier_limits};
 pub(crate) use self::queue::queue_full;
-pub(crate) use self::request::{Create, Delete, Exec, Mount, ReplySender, Request, Transition};
+pub(crate) use self::request::{
+    Create, Delete, Exec, Mount, ReplySender, Request, Rollback, Transition,
+};
 pub(crate) use self::validate::{
     CallConsequence, Failure, agent_violation, agents_error, checked_exit, read_slot,
 };
@@ -76,7 +89,13 @@ pub(crate) struct Shared {
     pub(crate) orders: CallOrders,
     /// Items that outlive boxes.
     pub(crate) items: Items,
+    /// Boxes that wait for a caller.
+    pub(crate) pools: Pools,
     pub(crate) images: Images,
+    pub(crate) layers: Layers,
+    /// Records of stopped boxes.
+    pub(crate) stopped: StoppedBoxes,
+    pub(crate) state: Arc<StateDirectory>,
 }
 
 /// What an actor begins with.
@@ -87,6 +106,8 @@ pub(crate) enum ActorStart {
     Running(Box<RunningBox>),
     /// Adopted box with an agent that has not answered yet.
     Unreached(Box<Unreached>),
+    /// Stopped box.
+    Stopped,
 }
 
 /// Runs an actor from start to end and reports the end to the registry.
@@ -108,6 +129,10 @@ pub(crate) async fn run(
             instance.reaches(*unreached);
             Vec::new()
         }
+        ActorStart::Stopped => {
+            entry.access.close(entry.not_running());
+            Vec::new()
+        }
     };
     let mut actor = Actor {
         queue: Queue::new(&shared, &entry, mailbox, first),
@@ -123,6 +148,7 @@ pub(crate) async fn run(
     }
     let left = actor.queue.close();
     drop(actor);
+    Box::pin(entry.discard_files(&shared)).await;
     // The error of a failed start is more specific.
     if entry.access.end_reason().is_none() {
         entry.access.close(box_ended());
@@ -203,6 +229,7 @@ impl Actor {
             Request::Delete(delete) => self.delete(delete).await,
             Request::Transition(request) => self.transition(request).await,
             Request::Mount(request) => self.mount(request).await,
+            Request::Rollback(request) => self.rollback(request).await,
         }
     }
 
@@ -230,14 +257,18 @@ impl Actor {
                 Box::pin(self.fail(why)).await;
                 Next::Continue
             }
-            Wakeup::Reached(running) => {
-                self.instance.set_running(*running);
-                self.record_event("adopted", "its agent answered");
+            Wakeup::Reached(reached) => {
+                match reached {
+                    Reached::Running(running) => self.instance.set_running(*running),
+                    Reached::Stopped => self.instance.set_unreached_stopped(),
+                }
+                self.record_event("adopted", "it was reached");
                 self.queue.mark_used();
                 self.queue.reset_timers();
                 Next::Continue
             }
             Wakeup::End(EndReason::Idle) => Box::pin(self.idle()).await,
+            Wakeup::End(EndReason::Expired) => Box::pin(self.expired()).await,
             Wakeup::End(reason) => Box::pin(self.end_for(reason)).await,
         }
     }
@@ -258,8 +289,8 @@ impl Actor {
         if !self.queue.is_idle() {
             return Next::Continue;
         }
-        if self.stops_when_idle() {
-            return self.stop_idle().await;
+        if let Some(target) = self.idle_target() {
+            return self.rest_idle(target).await;
         }
         let reason = EndReason::Idle.error(&self.entry.spec.box_id);
         if self.entry.access.close_if_unused(reason) {
@@ -298,6 +329,10 @@ impl Actor {
             }
             Unready::Failed(error) => {
                 self.record_event("failed", error.message());
+                if matches!(&request, Request::Create(create) if create.keep_failed) {
+                    self.keep_failed(request, error).await;
+                    return Next::Continue;
+                }
                 // All calls that waited for this start receive its error.
                 self.entry.access.close(error.clone());
                 self.queue.refuse_waiting(&error);
@@ -350,6 +385,29 @@ impl Actor {
             }
         }
         Next::Continue
+    }
+
+    /// Replaces the files of the box by those of a checkpoint, after the execs queued before.
+    async fn rollback(&mut self, request: Box<Rollback>) -> Next {
+        let job = Box::pin(self.instance.rollback(request.name.as_ref()));
+        match self.queue.run_job(job).await {
+            JobOutcome::Done(Ok(name)) => {
+                self.record_event("rolled_back", name.as_str());
+                self.queue.mark_used();
+                self.queue.reset_timers();
+                let _ = request.reply.send(Ok(self.entry.info(&request.caller)));
+                Next::Continue
+            }
+            JobOutcome::Done(Err(error)) => {
+                self.queue.reset_timers();
+                let _ = request.reply.send(Err(error));
+                Next::Continue
+            }
+            JobOutcome::BoxEnds(reason) => {
+                let request = Request::Rollback(request);
+                Box::pin(self.unready(request, Unready::BoxEnds(reason))).await
+            }
+        }
     }
 
     async fn delete(&mut self, delete: Box<Delete>) -> Next {
@@ -421,11 +479,11 @@ impl Actor {
     ///
     /// The entry stays, so that clients can read the reason. The next call starts a new box.
     async fn fail(&mut self, why: BoxError) {
-        let reason = why.message();
+        let reason = why.message().to_owned();
         let (owner, box_id) = (&self.entry.owner, &self.entry.spec.box_id);
         tracing::warn!(%owner, %box_id, %reason, "box failed");
-        self.record_end("failed", reason);
-        self.entry.set_failed(why);
+        self.record_end("failed", &reason);
+        self.entry.set_failed(why, reason);
         let _ = self.instance.stop().await;
         self.entry.set_lane(LaneStatus::Idle);
         // From here on, the idle timer applies to the failed entry.
@@ -454,6 +512,7 @@ mod tests {
     #[test]
     fn a_box_actor_is_small() {
         let config = RuntimeConfig::new(Vec::new());
+        let state = Arc::new(StateDirectory::new(None));
         let shared = Arc::new(Shared {
             selector: BackendSelector::new(&config),
             events: Events::new(),
@@ -461,7 +520,11 @@ mod tests {
             empty_router: Router::empty(),
             orders: CallOrders::default(),
             items: Items::default(),
+            pools: Pools::default(),
             images: Images::new(&config),
+            layers: Layers::new(Arc::clone(&state)),
+            stopped: StoppedBoxes::default(),
+            state,
             config,
         });
         let spec = SpecDraft::new("s").build().unwrap();
@@ -483,7 +546,7 @@ mod tests {
         );
         let size = size_of_val(&task) + size_of_val(&*entry);
         assert!(
-            size < 3584,
+            size < 3744,
             "{} and {} bytes",
             size_of_val(&task),
             size_of_val(&*entry)

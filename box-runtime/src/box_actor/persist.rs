@@ -90,20 +90,31 @@ async fn write(entry: Arc<BoxEntry>) {
 
 /// Writes the current entry.
 ///
-/// A starting box has no record, because an adopting process would find it incomplete.
+/// A starting box has no record of the backend, because an adopting process would find it
+/// incomplete. If it was stopped, it keeps its record as a stopped box.
 async fn write_once(entry: &Arc<BoxEntry>) -> Result<(), BoxError> {
-    if entry.status().state == BoxState::Starting {
-        return Ok(());
-    }
-    let Some(location) = entry.location() else {
-        return Ok(());
+    let (state, location, stopped) = {
+        let status = entry.status();
+        (
+            status.state,
+            status.location.clone(),
+            status.stopped.clone(),
+        )
     };
-    if !location.backend.capabilities().outlive {
+    let is_starting = state == BoxState::Starting;
+    let location = location.filter(|location| location.backend.capabilities().outlive);
+    let location = location.filter(|_| !is_starting);
+    let stopped = stopped.filter(|_| is_starting || state == BoxState::Stopped);
+    if location.is_none() && stopped.is_none() {
         return Ok(());
     }
     let record = serde_json::to_string(&entry.persisted());
     let record = record.map_err(|error| BoxError::internal(error.to_string()))?;
-    let writing = move || location.backend.persist(location.id, &record);
+    let writing = move || match (location, stopped) {
+        (Some(location), _) => location.backend.persist(location.id, &record),
+        (None, Some(stopped)) => stopped.write(&record),
+        (None, None) => Ok(()),
+    };
     let written = tokio::task::spawn_blocking(writing).await;
     written.map_err(|_| BoxError::internal("record write task failed"))?
 }

@@ -10,12 +10,18 @@ use std::time::Duration;
 
 use box_protocol::actions::BoxCreateResult;
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxSpec, BoxState, UnixMs, first_conflict};
+use box_protocol::{BoxError, BoxSpec, BoxState, LifetimeAction, UnixMs, first_conflict};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::request::{Create, Delete, Request};
-use super::{BoxEntry, RunningBox, Shared};
+use super::{BoxEntry, Shared};
+use crate::adoption::Reached;
+
+/// Longest time for which the entry of a box that could not start is kept.
+///
+/// Its idle time may be longer than any caller asks for the reason.
+const UNSTARTED_TTL: Duration = Duration::from_hours(1);
 
 /// Reason for the immediate end of a box.
 pub(super) enum EndReason {
@@ -38,7 +44,7 @@ pub(super) enum Wakeup {
     ExecEnded,
     Broken(String),
     /// The agent of an adopted box has answered.
-    Reached(Box<RunningBox>),
+    Reached(Reached),
     End(EndReason),
 }
 
@@ -68,6 +74,8 @@ struct Timers {
     last_used: Instant,
     idle: Option<Duration>,
     expires: Option<Instant>,
+    /// Whether the box ends at `expires`. Otherwise the expiry waits for a job.
+    ends_at_expiry: bool,
 }
 
 impl Timers {
@@ -78,6 +86,7 @@ impl Timers {
             last_used: now,
             idle: None,
             expires: None,
+            ends_at_expiry: true,
         };
         timers.set(shared, entry);
         timers
@@ -88,14 +97,20 @@ impl Timers {
         let idle = lifetime
             .idle_ms
             .map_or(shared.config.idle_ttl, Duration::from_millis);
-        self.idle = match entry.status().state {
+        let (state, has_run) = {
+            let status = entry.status();
+            (status.state, !status.backend_id.is_empty())
+        };
+        self.idle = match state {
             // A failed entry is removed after the idle timeout.
-            BoxState::Failed => Some(idle),
+            BoxState::Failed if has_run => Some(idle),
+            BoxState::Failed => Some(idle.min(UNSTARTED_TTL)),
             // No client can use the box in these states, so the idle timeout is off.
             BoxState::Paused | BoxState::Unreachable => None,
             BoxState::Stopped => lifetime.delete_after_stop_ms.map(Duration::from_millis),
             _ => (!entry.spec.persistent).then_some(idle),
         };
+        self.ends_at_expiry = lifetime.on_expiry == LifetimeAction::Delete;
         self.expires = lifetime
             .expires_at
             .and_then(|at| Instant::now().checked_add(at.since(UnixMs::now())));
@@ -116,25 +131,26 @@ impl Timers {
         self.idle.and_then(|idle| used.checked_add(idle))
     }
 
-    /// Waits for the expiry or the idle timeout; `idle` enables the latter.
+    /// Waits for the expiry or the idle timeout; a job disables the latter.
     ///
     /// A call in progress delays the idle timeout.
-    async fn next_end(&mut self, idle: bool, entry: &BoxEntry) -> EndReason {
+    async fn next_end(&mut self, job: bool, entry: &BoxEntry) -> EndReason {
         let access = &entry.access;
         loop {
-            let idle_end = self.idle_end(entry).filter(|_| idle);
-            let Some(end) = [idle_end, self.expires].into_iter().flatten().min() else {
+            let idle_end = self.idle_end(entry).filter(|_| !job);
+            let expires = self.expires.filter(|_| !job || self.ends_at_expiry);
+            let Some(end) = [idle_end, expires].into_iter().flatten().min() else {
                 return std::future::pending().await;
             };
             let now = Instant::now();
-            if self.expires.is_some_and(|expires| now >= expires) {
+            if expires.is_some_and(|expires| now >= expires) {
                 return EndReason::Expired;
             }
             if now >= end {
                 if access.is_unused() {
                     return EndReason::Idle;
                 }
-                match self.expires {
+                match expires {
                     Some(expires) => drop(timeout_at(expires, access.wait_unused()).await),
                     None => access.wait_unused().await,
                 }
@@ -185,6 +201,11 @@ impl Queue {
         self.timers.set(&self.shared, &self.entry);
     }
 
+    /// Lets the expiry come again later, or after a change of state.
+    pub(super) fn postpone_expiry(&mut self, by: Duration) {
+        self.timers.expires = Instant::now().checked_add(by);
+    }
+
     /// Returns whether the idle timeout has passed and no call waits.
     pub(super) fn is_idle(&self) -> bool {
         let end = self.timers.idle_end(&self.entry);
@@ -213,7 +234,7 @@ impl Queue {
                 self.reset_timers();
                 Wakeup::Request
             }
-            reason = self.timers.next_end(true, &self.entry) => Wakeup::End(reason),
+            reason = self.timers.next_end(false, &self.entry) => Wakeup::End(reason),
         }
     }
 
@@ -232,7 +253,7 @@ impl Queue {
                     None => return JobOutcome::BoxEnds(EndReason::Shutdown),
                 },
                 () = self.entry.lifetime_changed.notified() => self.reset_timers(),
-                reason = self.timers.next_end(false, &self.entry) => return JobOutcome::BoxEnds(reason),
+                reason = self.timers.next_end(true, &self.entry) => return JobOutcome::BoxEnds(reason),
             }
         }
     }
@@ -332,8 +353,8 @@ fn spec_conflict(entry: &BoxEntry, requested: &BoxSpec) -> Option<BoxError> {
     if let Some(conflict) = first_conflict(&entry.spec, requested) {
         return Some(conflict.into_error(id));
     }
-    (entry.world() != requested.world.clone().unwrap_or_default()).then(|| {
-        BoxError::conflict(format!("box {id} already exists in another world"))
-            .with_detail(&Detail::of_field("world").of(Subject::Box))
+    (entry.gateway() != requested.gateway.clone().unwrap_or_default()).then(|| {
+        BoxError::conflict(format!("box {id} was created through another gateway"))
+            .with_detail(&Detail::of_field("gateway").of(Subject::Box))
     })
 }

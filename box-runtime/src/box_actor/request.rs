@@ -1,11 +1,12 @@
 //! Requests to the actor of a box.
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult, BoxTransitionResult, TargetState};
-use box_protocol::{BoxError, BoxId, BoxMountSpec, BoxSpec};
+use box_protocol::{BoxError, BoxId, BoxInfo, BoxMountSpec, BoxSpec, Name};
 use tokio::sync::oneshot;
 
 use box_rpc::Caller;
 
+use crate::box_actor::files::Origin;
 use crate::exec::Turn;
 
 /// Channel for the response to a call.
@@ -18,6 +19,7 @@ pub(crate) enum Request {
     Delete(Box<Delete>),
     Transition(Box<Transition>),
     Mount(Box<Mount>),
+    Rollback(Box<Rollback>),
 }
 
 /// Exec that waits for its turn in a box that matches the spec.
@@ -34,6 +36,10 @@ pub(crate) struct Create {
     pub(crate) max_boxes: Option<usize>,
     pub(crate) spec: BoxSpec,
     pub(crate) must_be_new: bool,
+    /// Whether the box stays if it cannot start.
+    pub(crate) keep_failed: bool,
+    /// Files that the box begins with, until the registry takes them.
+    pub(crate) origin: Option<Box<Origin>>,
     pub(crate) reply: ReplySender<BoxCreateResult>,
 }
 
@@ -59,6 +65,15 @@ pub(crate) struct Mount {
     pub(crate) reply: ReplySender<()>,
 }
 
+/// Return to a checkpoint.
+pub(crate) struct Rollback {
+    pub(crate) caller: Caller,
+    pub(crate) box_id: BoxId,
+    /// The newest checkpoint if absent.
+    pub(crate) name: Option<Name>,
+    pub(crate) reply: ReplySender<BoxInfo>,
+}
+
 impl Request {
     /// Returns the id of the box and the caller.
     pub(crate) fn subject(&self) -> (&BoxId, &Caller) {
@@ -68,6 +83,7 @@ impl Request {
             Self::Delete(delete) => (&delete.box_id, &delete.caller),
             Self::Transition(request) => (&request.box_id, &request.caller),
             Self::Mount(request) => (&request.box_id, &request.caller),
+            Self::Rollback(request) => (&request.box_id, &request.caller),
         }
     }
 
@@ -76,7 +92,15 @@ impl Request {
         match self {
             Self::Exec(exec) => Some(&exec.spec),
             Self::Create(create) => Some(&create.spec),
-            Self::Delete(_) | Self::Transition(_) | Self::Mount(_) => None,
+            Self::Delete(_) | Self::Transition(_) | Self::Mount(_) | Self::Rollback(_) => None,
+        }
+    }
+
+    /// Takes the files that a new box begins with, if the request has any.
+    pub(crate) fn take_origin(&mut self) -> Option<Box<Origin>> {
+        match self {
+            Self::Create(create) => create.origin.take(),
+            _ => None,
         }
     }
 
@@ -85,7 +109,7 @@ impl Request {
         match self {
             Self::Exec(exec) => exec.max_boxes,
             Self::Create(create) => create.max_boxes,
-            Self::Delete(_) | Self::Transition(_) | Self::Mount(_) => None,
+            Self::Delete(_) | Self::Transition(_) | Self::Mount(_) | Self::Rollback(_) => None,
         }
     }
 
@@ -97,6 +121,7 @@ impl Request {
             Self::Delete(delete) => drop(delete.reply.send(Err(error))),
             Self::Transition(request) => drop(request.reply.send(Err(error))),
             Self::Mount(request) => drop(request.reply.send(Err(error))),
+            Self::Rollback(request) => drop(request.reply.send(Err(error))),
         }
     }
 }

@@ -20,6 +20,11 @@ impl Actor {
             return Next::Continue;
         }
         let request = Request::Exec(exec);
+        if self.instance.is_stopped()
+            && let Err(why) = Box::pin(self.wake()).await
+        {
+            return Box::pin(self.unready(request, why)).await;
+        }
         if let Err(why) = self.ready(&request).await {
             return Box::pin(self.unready(request, why)).await;
         }

@@ -124,12 +124,14 @@ pub(crate) fn agent_violation(what: &str) -> String {
 
 /// Converts an agent's error for the caller.
 ///
-/// It keeps the code, the message and the subject, and a field and errno if their names are valid.
+/// It keeps the code, the message, the subject and the count of accepted bytes, and a field and errno if their names are
+/// valid.
 pub(crate) fn agents_error(error: CallError) -> BoxError {
     match error {
         CallError::Refused(refused) => {
             let detail = refused.detail::<Detail>().unwrap_or_default();
             let kept = Detail {
+                accepted: detail.accepted,
                 errno: detail.errno.filter(|errno| is_errno(errno)),
                 expired: detail.expired,
                 field: detail.field.filter(|field| is_field(field)),

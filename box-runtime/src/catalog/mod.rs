@@ -3,6 +3,9 @@
 //! The store ([`box_catalog::Catalog`]) holds the items on disk. This module decides who sees an
 //! item, makes and removes its data, and counts its uses (`uses.rs`).
 
+mod pools;
+mod snapshots;
+mod templates;
 mod uses;
 mod volumes;
 
@@ -14,8 +17,8 @@ use box_protocol::actions::{
     CatalogListResult, CatalogPutParams, CatalogUpdateParams,
 };
 use box_protocol::catalog::{
-    CatalogItem, CatalogKind, ItemChange, ItemContent, ItemDraft, ItemState, TemplateContent,
-    VolumeContent,
+    CatalogItem, CatalogKind, ItemChange, ItemContent, ItemDraft, ItemState, PoolChange,
+    SnapshotContent, TemplateContent, VolumeContent,
 };
 use box_protocol::{BoxError, Code, ItemId, ItemRef};
 use box_rpc::Caller;
@@ -26,7 +29,7 @@ pub(crate) use uses::ItemUse;
 use uses::Uses;
 
 /// The catalogue of a runtime.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Items {
     store: Option<Arc<Catalog>>,
     uses: Uses,
@@ -48,12 +51,6 @@ impl Items {
             )
         })
     }
-
-    /// Returns an item as callers see it.
-    fn shown(&self, mut item: CatalogItem) -> CatalogItem {
-        item.used_by = self.uses.count(&item.id);
-        item
-    }
 }
 
 impl BoxRuntime {
@@ -63,8 +60,9 @@ impl BoxRuntime {
         caller: &Caller,
         params: CatalogPutParams,
     ) -> Result<CatalogItem, BoxError> {
+        caller.check_may_own()?;
         params.content.check()?;
-        let (runtime, owner) = (self.clone(), caller.name().to_string());
+        let (runtime, caller) = (self.clone(), caller.clone());
         completed(async move {
             let CatalogPutParams {
                 name,
@@ -72,29 +70,40 @@ impl BoxRuntime {
                 labels,
                 content,
             } = params;
-            let content = match content {
-                ItemDraft::Template(draft) => {
-                    ItemContent::Template(Box::new(TemplateContent { spec: draft.spec }))
-                }
-                ItemDraft::Volume(draft) => ItemContent::Volume(VolumeContent {
-                    size_mb: draft.size_mb,
-                    shared: draft.shared,
-                    enforced: false,
-                }),
-            };
-            let new = NewItem {
-                owner,
+            let new = |content| NewItem {
+                owner: caller.name().to_string(),
                 name,
                 tags,
                 labels,
                 state: ItemState::Ready,
+                size_bytes: None,
                 content,
             };
-            let item = match new.content {
-                ItemContent::Volume(_) => runtime.put_volume(new).await?,
-                _ => runtime.on_store(move |store| store.insert(new)).await?,
+            let item = match content {
+                ItemDraft::Template(draft) => {
+                    let content = TemplateContent { spec: draft.spec };
+                    let new = new(ItemContent::Template(Box::new(content)));
+                    runtime.on_store(move |store| store.insert(new)).await?
+                }
+                ItemDraft::Volume(draft) => {
+                    let content = VolumeContent {
+                        size_mb: draft.size_mb,
+                        shared: draft.shared,
+                        enforced: false,
+                    };
+                    runtime
+                        .put_volume(new(ItemContent::Volume(content)))
+                        .await?
+                }
+                ItemDraft::Pool(draft) => runtime.put_pool(&caller, *draft, new).await?,
+                ItemDraft::Snapshot(draft) => {
+                    let new = new(ItemContent::Snapshot(SnapshotContent::default()));
+                    runtime
+                        .put_image_snapshot(&caller, draft.image, new)
+                        .await?
+                }
             };
-            Ok(runtime.items().shown(item))
+            Ok(runtime.shown(item))
         })
         .await
     }
@@ -105,11 +114,14 @@ impl BoxRuntime {
         caller: &Caller,
         params: CatalogGetParams,
     ) -> Result<CatalogItem, BoxError> {
+        if params.kind == CatalogKind::Image {
+            return self.image_item(caller, &params.item).await;
+        }
         let mut item = self.find_item(caller, params.kind, params.item).await?;
         if params.kind == CatalogKind::Volume {
             item.size_bytes = self.volume_bytes(&item.id).await;
         }
-        Ok(self.items().shown(item))
+        Ok(self.shown(item))
     }
 
     /// Lists the items of the caller, sorted by id.
@@ -118,6 +130,9 @@ impl BoxRuntime {
         caller: &Caller,
         params: CatalogListParams,
     ) -> Result<CatalogListResult, BoxError> {
+        if params.kind == CatalogKind::Image {
+            return self.image_items(caller, &params).await;
+        }
         check_kind(params.kind)?;
         let (kind, caller) = (params.kind, caller.clone());
         let filter = Filter {
@@ -137,7 +152,7 @@ impl BoxRuntime {
             Ok((store.list(viewer, &filter), damaged.unwrap_or_default()))
         };
         let (page, damaged) = self.on_store(list).await?;
-        let shown = page.items.into_iter().map(|item| self.items().shown(item));
+        let shown = page.items.into_iter().map(|item| self.shown(item));
         Ok(CatalogListResult {
             items: shown.collect(),
             next: page.next,
@@ -150,7 +165,7 @@ impl BoxRuntime {
     pub async fn update_item(
         &self,
         caller: &Caller,
-        params: CatalogUpdateParams,
+        mut params: CatalogUpdateParams,
     ) -> Result<CatalogItem, BoxError> {
         if let Some(content) = &params.content {
             content.check()?;
@@ -161,6 +176,14 @@ impl BoxRuntime {
         }
         let item = self.find_item(caller, params.kind, params.item.clone());
         let (item, runtime) = (item.await?, self.clone());
+        let checked = match &mut params.content {
+            Some(ItemChange::Pool(change)) => self.check_pool_change(caller, &item, change)?,
+            _ => None,
+        };
+        if decides_only(&params) {
+            self.change_pool(&item, checked);
+            return Ok(self.shown(item));
+        }
         completed(async move {
             let (kind, id, change) = (params.kind, item.id.clone(), params.clone());
             let preview = runtime.on_store(move |store| {
@@ -177,7 +200,13 @@ impl BoxRuntime {
                     Ok(())
                 })
             });
-            Ok(runtime.items().shown(changed.await?))
+            let item = changed.await?;
+            match kind {
+                CatalogKind::Template => runtime.refresh_pools(&item),
+                CatalogKind::Pool => runtime.change_pool(&item, checked),
+                CatalogKind::Image | CatalogKind::Volume | CatalogKind::Snapshot => {}
+            }
+            Ok(runtime.shown(item))
         })
         .await
     }
@@ -203,8 +232,11 @@ impl BoxRuntime {
             let record = id.clone();
             let removed = runtime.on_store(move |store| store.remove(kind, &record));
             removed.await?;
-            if kind == CatalogKind::Volume {
-                runtime.remove_volume(&id).await;
+            match kind {
+                CatalogKind::Volume => runtime.remove_volume(&id).await,
+                CatalogKind::Pool => runtime.close_pool(&id).await,
+                CatalogKind::Snapshot => runtime.shared().collect_layers(),
+                CatalogKind::Image | CatalogKind::Template => {}
             }
             drop(reserved);
             Ok(CatalogDeleteResult { deleted: id })
@@ -212,7 +244,22 @@ impl BoxRuntime {
         .await
     }
 
-    fn items(&self) -> &Items {
+    /// Returns an item as callers see it.
+    fn shown(&self, mut item: CatalogItem) -> CatalogItem {
+        item.used_by = self.items().uses.count(&item.id);
+        if let ItemContent::Pool(content) = &mut item.content
+            && let Some(pool) = self.shared().pools.get(&item.id)
+        {
+            let figures = pool.figures();
+            content.ready = figures.ready;
+            if let Some(error) = figures.error {
+                (item.state, item.reason) = (ItemState::Failed, Some(error));
+            }
+        }
+        item
+    }
+
+    pub(super) fn items(&self) -> &Items {
         &self.shared().items
     }
 
@@ -233,7 +280,7 @@ impl BoxRuntime {
     }
 
     /// Runs a change of the store on a thread for blocking work.
-    async fn on_store<T: Send + 'static>(
+    pub(crate) async fn on_store<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Catalog) -> box_catalog::Result<T> + Send + 'static,
     ) -> Result<T, BoxError> {
@@ -245,7 +292,7 @@ impl BoxRuntime {
 }
 
 /// Completes work even if the caller stops waiting.
-async fn completed<T: Send + 'static>(
+pub(crate) async fn completed<T: Send + 'static>(
     work: impl Future<Output = Result<T, BoxError>> + Send + 'static,
 ) -> Result<T, BoxError> {
     let done = tokio::spawn(work).await;
@@ -259,11 +306,24 @@ fn viewer<'a>(caller: &Caller, name: &'a str) -> Viewer<'a> {
     }
 }
 
+/// Whether a change is only the decision of the policy layer about a pool, which is not stored.
+fn decides_only(params: &CatalogUpdateParams) -> bool {
+    let nothing = CatalogUpdateParams {
+        content: params.content.clone(),
+        ..CatalogUpdateParams::of(params.kind, params.item.clone())
+    };
+    let Some(ItemChange::Pool(change)) = &params.content else {
+        return false;
+    };
+    **change == PoolChange::default() && *params == nothing
+}
+
 fn check_kind(kind: CatalogKind) -> Result<(), BoxError> {
     match kind {
-        CatalogKind::Volume | CatalogKind::Template | CatalogKind::Snapshot => Ok(()),
-        CatalogKind::Image => Err(unsupported("kind", "image.* serves images")),
-        CatalogKind::Pool => Err(unsupported("kind", "this runtime has no pools")),
+        CatalogKind::Volume | CatalogKind::Template | CatalogKind::Snapshot | CatalogKind::Pool => {
+            Ok(())
+        }
+        CatalogKind::Image => Err(unsupported("kind", "image.* makes and removes images")),
     }
 }
 
@@ -287,6 +347,13 @@ fn apply(item: &mut CatalogItem, params: CatalogUpdateParams) {
         (ItemContent::Volume(volume), Some(ItemChange::Volume(change))) => {
             volume.size_mb = change.size_mb.unwrap_or(volume.size_mb);
             volume.shared = change.shared.unwrap_or(volume.shared);
+        }
+        (ItemContent::Pool(pool), Some(ItemChange::Pool(change))) => {
+            pool.size = change.size.unwrap_or(pool.size);
+            pool.max_age_sec = change.max_age_sec.unwrap_or(pool.max_age_sec);
+            // The runtime has replaced the name by the id.
+            let template = change.template.and_then(|id| ItemId::new(&id).ok());
+            pool.template = template.unwrap_or_else(|| pool.template.clone());
         }
         _ => {}
     }

@@ -66,17 +66,19 @@ impl Uses {
         if let (Some(other), false, true) = (usage.writers.first(), shared, writer.is_some()) {
             return Err(Refusal::Writer(other.clone()));
         }
-        drop(all);
-        Ok(self.adopt(id, writer))
+        Ok(self.count_use(usage, id, writer))
     }
 
     /// Counts a box that uses an item already.
     pub(crate) fn adopt(&self, id: &ItemId, writer: Option<BoxId>) -> ItemUse {
         let mut all = self.lock();
         let usage = all.entry(id.clone()).or_default();
+        self.count_use(usage, id, writer)
+    }
+
+    fn count_use(&self, usage: &mut Usage, id: &ItemId, writer: Option<BoxId>) -> ItemUse {
         usage.users += 1;
         usage.writers.extend(writer.clone());
-        drop(all);
         ItemUse {
             uses: self.clone(),
             id: id.clone(),
@@ -145,12 +147,14 @@ impl Drop for Reserved {
 }
 
 fn in_use(kind: CatalogKind, name: &str, users: u64) -> BoxError {
-    let (boxes, them) = if users == 1 {
-        ("box", "it")
-    } else {
-        ("boxes", "them")
+    let user = match (kind, users) {
+        (CatalogKind::Template, 1) => "pool",
+        (CatalogKind::Template, _) => "pools",
+        (_, 1) => "box",
+        _ => "boxes",
     };
-    let message = format!("{kind} {name}: used by {users} {boxes}; delete {them} first");
+    let them = if users == 1 { "it" } else { "them" };
+    let message = format!("{kind} {name}: used by {users} {user}; delete {them} first");
     BoxError::conflict(message).with_detail(&Detail {
         used_by: Some(users),
         ..Detail::about(kind.into())

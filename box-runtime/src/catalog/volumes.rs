@@ -3,7 +3,7 @@
 use box_catalog::{NewItem, Viewer};
 use box_protocol::catalog::{CatalogItem, CatalogKind, ItemContent, ItemState};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxId, BoxSpec, ItemId};
+use box_protocol::{BoxError, BoxId, BoxSpec, ItemId, Name};
 
 use super::Items;
 use super::uses::{ItemUse, Refusal, Reserved};
@@ -28,6 +28,7 @@ impl BoxRuntime {
             return Err(BoxError::internal("not a volume"));
         };
         let (volumes, size_mb) = (self.volumes()?, volume.size_mb);
+        let tags = new.tags.clone();
         let new = NewItem {
             state: ItemState::Building,
             ..new
@@ -36,7 +37,7 @@ impl BoxRuntime {
         let id = item.id.clone();
         let made = volumes.create(&id, bytes(size_mb)).await;
         let ready = match made {
-            Ok(enforced) => self.set_ready(id.clone(), enforced).await,
+            Ok(enforced) => self.set_ready(id.clone(), enforced, tags).await,
             Err(error) => Err(error),
         };
         if ready.is_err() {
@@ -48,10 +49,16 @@ impl BoxRuntime {
         ready
     }
 
-    async fn set_ready(&self, id: ItemId, enforced: bool) -> Result<CatalogItem, BoxError> {
+    async fn set_ready(
+        &self,
+        id: ItemId,
+        enforced: bool,
+        tags: Vec<Name>,
+    ) -> Result<CatalogItem, BoxError> {
         self.on_store(move |store| {
             store.update(CatalogKind::Volume, &id, |item| {
                 item.state = ItemState::Ready;
+                item.tags.extend(tags);
                 if let ItemContent::Volume(volume) = &mut item.content {
                     volume.enforced = enforced;
                 }
@@ -97,6 +104,10 @@ impl BoxRuntime {
 
     /// Removes data that no item has, after a crash.
     pub(crate) async fn sweep_items(&self) {
+        if self.shared().items.has_damaged_snapshots() {
+            tracing::warn!("a record of a snapshot is damaged; layers that nothing uses stay");
+        }
+        self.shared().collect_layers();
         let Some(store) = &self.shared().items.store else {
             return;
         };

@@ -312,6 +312,16 @@ impl Proxy {
         !self.except.iter().any(|rule| rule.matches(host, port))
     }
 
+    /// Connects to a destination; `None` if it bypasses the proxy.
+    pub(crate) async fn dial(&self, host: &str, port: u16) -> io::Result<Option<TcpStream>> {
+        let host = host.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
+        if !self.is_for(&host, port) {
+            return Ok(None);
+        }
+        let stream = self.connect(&host, port).await;
+        Ok(Some(stream.ok_or(io::ErrorKind::ConnectionRefused)?))
+    }
+
     async fn connect(&self, host: &Host, port: u16) -> Option<TcpStream> {
         timeout(PROXY_TIMEOUT, self.ask(host, port))
             .await

@@ -26,11 +26,13 @@
 //! ```
 
 mod agent;
+mod layers;
 mod script;
 mod volumes;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,7 +44,10 @@ use box_transports::queue;
 use uuid::Uuid;
 
 pub use self::script::{Reply, Trouble};
-use crate::backend::{Availability, Backend, Capabilities, Facts, StartRequest, StartedBox};
+use crate::backend::{
+    Availability, Backend, Capabilities, Facts, Layer, LayerFiles, LayerKind, Snapshot,
+    SnapshotRequest, StartRequest, StartedBox,
+};
 use crate::volumes::{MountedVolume, Volumes};
 
 /// Capacity of the message queue in each direction between runtime and fake agent.
@@ -76,6 +81,8 @@ struct Inner {
     persist_error: Option<BoxError>,
     policy_hook: Option<Arc<PolicyHook>>,
     stop_troubles: VecDeque<Trouble>,
+    layer_troubles: VecDeque<Trouble>,
+    stopped_kind: LayerKind,
     health_trouble: Option<Trouble>,
     clear_trouble: Option<Trouble>,
     next: VecDeque<Reply>,
@@ -93,6 +100,8 @@ struct Record {
     starts: Vec<String>,
     specs: Vec<BoxSpec>,
     volumes: Vec<Vec<MountedVolume>>,
+    layers: Vec<(Vec<Layer>, Option<PathBuf>)>,
+    merged: Vec<(Vec<Layer>, PathBuf)>,
     commands: Vec<(Arc<str>, AgentStartParams)>,
     forgets_commands: bool,
     killed: Vec<String>,
@@ -149,6 +158,8 @@ impl FakeBackend {
                 persist_error: None,
                 policy_hook: None,
                 stop_troubles: VecDeque::new(),
+                layer_troubles: VecDeque::new(),
+                stopped_kind: LayerKind::Directory,
                 health_trouble: None,
                 clear_trouble: None,
                 next: VecDeque::new(),
@@ -416,6 +427,8 @@ impl Backend for FakeBackend {
             inner.record.starts.push(box_id.clone());
             inner.record.specs.push(request.spec.clone());
             inner.record.volumes.push(request.volumes.to_vec());
+            let layers = (request.layers.to_vec(), request.disk.map(Path::to_owned));
+            inner.record.layers.push(layers);
             inner.start_troubles.pop_front()
         };
         script::apply(trouble, "start").await?;
@@ -475,6 +488,26 @@ impl Backend for FakeBackend {
     async fn freeze(&self, id: Uuid, _: bool) -> Result<(), BoxError> {
         // A paused fake agent still answers; callers must not ask it.
         self.box_of(id).map(drop)
+    }
+
+    async fn snapshot(&self, id: Uuid, request: SnapshotRequest<'_>) -> Result<Snapshot, BoxError> {
+        self.make_snapshot(id, request).await
+    }
+
+    async fn stop_into_layer(
+        &self,
+        id: Uuid,
+        request: SnapshotRequest<'_>,
+    ) -> Result<LayerFiles, BoxError> {
+        self.make_stopped(id, request).await
+    }
+
+    async fn merge_layers(
+        &self,
+        layers: &[Layer],
+        request: SnapshotRequest<'_>,
+    ) -> Result<LayerFiles, BoxError> {
+        self.make_merged(layers, request).await
     }
 
     async fn stop(&self, id: Uuid) -> Result<(), BoxError> {

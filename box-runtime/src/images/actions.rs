@@ -66,9 +66,9 @@ impl BoxRuntime {
         let images = self.images()?;
         let policy = params.policy.unwrap_or(PullPolicy::Always);
         let all = caller.can_see_all();
-        let image = images
-            .find_or_pull(&params.reference, policy, all, chunks)
-            .await?;
+        let name = &params.reference;
+        let pulled = images.find_or_pull(name, policy, all, chunks).await;
+        let image = audited(caller, "image.pull", name, pulled)?;
         images.info(image).await
     }
 
@@ -79,10 +79,13 @@ impl BoxRuntime {
         params: ImageImportParams,
     ) -> Result<ImageImportResult, BoxError> {
         let images = self.images_of(caller, "import an image")?;
-        let image = match images.import_piece(params).await? {
-            Some(image) => Some(images.info(image).await?),
-            None => None,
+        let name = params.name.clone();
+        let imported = images.import_piece(params).await.transpose();
+        let Some(imported) = imported else {
+            return Ok(ImageImportResult::default());
         };
+        let image = audited(caller, "image.import", &name, imported)?;
+        let image = Some(images.info(image).await?);
         Ok(ImageImportResult { image })
     }
 
@@ -141,6 +144,7 @@ impl BoxRuntime {
         params: ImageRemoveParams,
     ) -> Result<ImageRemoveResult, BoxError> {
         let images = self.images_of(caller, "remove an image")?;
+        let name = params.image.clone();
         let removing = images.with_store(move |inner, store| {
             let removed = store.remove(&params.image, &inner.uses()?);
             let removed = removed.map_err(failed)?;
@@ -150,7 +154,7 @@ impl BoxRuntime {
                 freed_bytes: removed.freed_bytes,
             })
         });
-        removing.await
+        audited(caller, "image.remove", &name, removing.await)
     }
 
     /// Removes the images that no box uses.
@@ -171,7 +175,7 @@ impl BoxRuntime {
                 freed_bytes: pruned.freed_bytes,
             })
         });
-        pruning.await
+        audited(caller, "image.prune", "", pruning.await)
     }
 
     /// Checks a password with its registry, and stores it.
@@ -201,13 +205,17 @@ impl BoxRuntime {
         });
         let (passwords, client) = preparing.await.unwrap_or_else(|_| Err(lost()))?;
         let checked = client.check_login(&registry).await;
-        checked.map_err(|error| match error {
+        let checked = checked.map_err(|error| match error {
             box_image::Error::Denied(_) => registry_failed(box_image::Error::Denied(format!(
                 "registry {registry}: it refuses the user name or the password; check both"
             ))),
             error => registry_failed(error),
-        })?;
-        images.store_passwords(&passwords).await?;
+        });
+        let stored = match checked {
+            Ok(()) => images.store_passwords(&passwords).await,
+            Err(error) => Err(error),
+        };
+        audited(caller, "image.login", &registry, stored)?;
         *current = Some((passwords, client));
         Ok(Empty {})
     }
@@ -231,7 +239,8 @@ impl BoxRuntime {
             ))
             .with_detail(&Detail::of_field("registry").of(Subject::Image)));
         }
-        images.store_passwords(&passwords).await?;
+        let stored = images.store_passwords(&passwords).await;
+        audited(caller, "image.logout", &registry, stored)?;
         *current = None;
         Ok(Empty {})
     }
@@ -276,6 +285,29 @@ impl Inner {
             config: None,
         })
     }
+}
+
+/// Longest subject in the audit log, in characters. Valid names are shorter.
+const SUBJECT_CHARS: usize = 512;
+
+/// Writes the outcome of an action to the audit log.
+fn audited<T>(
+    caller: &Caller,
+    action: &str,
+    subject: &str,
+    outcome: Result<T, BoxError>,
+) -> Result<T, BoxError> {
+    let end = subject.char_indices().nth(SUBJECT_CHARS);
+    let subject = end.map_or(subject, |(end, _)| &subject[..end]);
+    tracing::info!(
+        target: "box_runtime::audit",
+        caller = &*caller.name(),
+        action,
+        subject,
+        code = outcome.as_ref().err().map(|error| error.code().as_str()),
+        "image"
+    );
+    outcome
 }
 
 fn config_of(config: box_image::ImageConfig) -> ImageConfig {

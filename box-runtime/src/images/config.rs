@@ -5,12 +5,18 @@ use std::path::PathBuf;
 
 use box_image::{Limits, Reference};
 
+use crate::egress::Proxy;
+
 /// Settings of the images of a runtime.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ImagesConfig {
     /// Private directory of the store. The runtime creates it at the first use.
     pub directory: PathBuf,
+    /// Directory of the catalogue, whose snapshots use images. It may be absent.
+    pub catalog: PathBuf,
+    /// Directory of the records of stopped boxes, which use images. It may be absent.
+    pub stopped: PathBuf,
     /// Private file with the passwords of registries.
     pub passwords: PathBuf,
     /// Root directories by image name, beside the store.
@@ -27,6 +33,8 @@ pub struct ImagesConfig {
     pub ca_files: Vec<PathBuf>,
     /// Docker's `config.json`, which may have further passwords.
     pub docker_config: Option<PathBuf>,
+    /// HTTP proxy for connections to registries on other machines.
+    pub proxy: Option<Proxy>,
     /// Limits of one image.
     pub limits: Limits,
 }
@@ -37,6 +45,8 @@ impl ImagesConfig {
         let state = state.into();
         Self {
             directory: state.join("images"),
+            catalog: state.join("catalog"),
+            stopped: state.join("stopped"),
             passwords: state.join("registries.json"),
             roots: BTreeMap::new(),
             strict: false,
@@ -45,6 +55,7 @@ impl ImagesConfig {
             insecure_registries: Vec::new(),
             ca_files: Vec::new(),
             docker_config: box_image::docker_config_path(),
+            proxy: None,
             limits: Limits::default(),
         }
     }

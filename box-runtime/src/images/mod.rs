@@ -5,15 +5,18 @@
 //! 2. `resolve.rs`: from `image`, `pull` and `user` of a spec to the root of a box.
 //! 3. `actions.rs`: `image.*`, and what a caller may do. `transfer.rs`: imports and exports.
 //! 4. `passwords.rs`: the passwords of registries. `progress.rs`: reports about a pull.
-//! 5. `config.rs`: the settings.
+//! 5. `archiver.rs`: exports of files that an ordinary user may not read.
+//! 6. `config.rs`: the settings. `items.rs`: images as items of the catalogue.
 //!
 //! # Images in use
 //! The runtime holds a lease of the store for each box with an image. A lease ends with its process,
 //! but a box may outlive it. Before a removal, the runtime therefore also counts the records of boxes
-//! on disk that it holds no lease for.
+//! on disk that it holds no lease for, and the snapshots.
 
 mod actions;
+mod archiver;
 mod config;
+mod items;
 mod passwords;
 mod progress;
 mod resolve;
@@ -22,7 +25,8 @@ mod transfer;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use box_image::{Digest, Lease, Registry, RegistryOptions, Store, Uses};
+use box_image::{Dialer, Digest, Lease, Registry, RegistryOptions, Store, Uses};
+use box_protocol::catalog::{CatalogKind, ItemContent};
 use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, Code};
 use tokio::sync::Semaphore;
@@ -33,9 +37,11 @@ use self::transfer::Uploads;
 use crate::backend::Backend;
 use crate::box_actor::entry::PersistedBox;
 use crate::config::RuntimeConfig;
+use crate::egress::Proxy;
 
+pub use self::archiver::archive_if_asked;
 pub use self::config::{ImagesConfig, PullRule};
-pub(crate) use self::resolve::ResolvedImage;
+pub(crate) use self::resolve::{HeldImage, ResolvedImage};
 
 /// Maximum number of pulls at the same time. Further ones wait.
 const CONCURRENT_PULLS: usize = 8;
@@ -160,27 +166,70 @@ impl Inner {
         options.mirrors = config.mirrors.clone().into_iter().collect();
         options.credentials = passwords.credentials();
         options.docker_config.clone_from(&config.docker_config);
+        options.dialer = config.proxy.clone().map(dialer);
         Registry::new(options).map_err(failed)
     }
 
-    /// Counts the boxes on disk that this process has no lease for. Blocks.
+    /// Counts snapshots, and the boxes on disk that this process has no lease for. Blocks.
     fn uses(&self) -> Result<Uses, BoxError> {
         let readable = |record: &str| PersistedBox::read(record).is_some();
         let mut uses = Uses::new();
+        let mut skipped = 0;
+        let mut count = |id: Uuid, record: &str| {
+            if lock(&self.leases).contains_key(&id) {
+                return;
+            }
+            let Some(record) = PersistedBox::read(record) else {
+                skipped += 1;
+                return;
+            };
+            if let Some(Ok(digest)) = record.image_digest().map(|digest| digest.parse::<Digest>()) {
+                *uses.entry(digest).or_default() += 1;
+            }
+        };
+        let mut unreadable = 0;
         for backend in &self.backends {
-            for found in backend.records(readable)? {
-                if lock(&self.leases).contains_key(&found.id) {
-                    continue;
-                }
-                let record = PersistedBox::read(&found.record);
-                let digest = record.and_then(PersistedBox::image_digest);
-                if let Some(Ok(digest)) = digest.map(|digest| digest.parse::<Digest>()) {
-                    *uses.entry(digest).or_default() += 1;
-                }
+            let found = backend.records(readable)?;
+            unreadable += found.skipped;
+            for found in found.boxes {
+                count(found.id, &found.record);
+            }
+        }
+        let stopped = crate::stopped::list(&self.config.stopped).map_err(|error| {
+            let kind = error.kind();
+            BoxError::unavailable(format!("image: stopped boxes cannot be read: {kind}"))
+        })?;
+        for (id, record) in &stopped {
+            count(*id, record);
+        }
+        if unreadable + skipped > 0 {
+            return Err(unknown_uses());
+        }
+        // Also without a server, whose catalogue only one process can open.
+        let snapshots = box_catalog::stored(&self.config.catalog, CatalogKind::Snapshot)?;
+        for item in snapshots {
+            if let ItemContent::Snapshot(snapshot) = item.content
+                && let Some(Ok(digest)) = snapshot.image.map(|digest| digest.parse::<Digest>())
+            {
+                *uses.entry(digest).or_default() += 1;
             }
         }
         Ok(uses)
     }
+}
+
+/// The error of a removal beside a box whose image is unknown.
+fn unknown_uses() -> BoxError {
+    let message = "image: the record of a box is damaged or of another version, so the images in use are unknown; delete that box with its version";
+    BoxError::unavailable(message).with_detail(&Detail::about(Subject::Image))
+}
+
+fn dialer(proxy: Proxy) -> Dialer {
+    let proxy = Arc::new(proxy);
+    Dialer::new(move |host, port| {
+        let proxy = Arc::clone(&proxy);
+        async move { proxy.dial(&host, port).await }
+    })
 }
 
 /// Only assignments run under these locks, and the opening of the store.

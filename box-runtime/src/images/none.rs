@@ -1,14 +1,15 @@
 //! Images without the feature `native`: a runtime has none.
 
 use box_protocol::actions::{
-    ImageExport, ImageExportParams, ImageExportResult, ImageGet, ImageGetParams, ImageImport,
-    ImageImportParams, ImageImportResult, ImageInfo, ImageList, ImageListParams, ImageListResult,
-    ImageLogin, ImageLoginParams, ImageLogout, ImageLogoutParams, ImagePrune, ImagePruneParams,
-    ImagePruneResult, ImagePull, ImagePullParams, ImageRemove, ImageRemoveParams,
-    ImageRemoveResult,
+    CatalogListParams, CatalogListResult, ImageExport, ImageExportParams, ImageExportResult,
+    ImageGet, ImageGetParams, ImageImport, ImageImportParams, ImageImportResult, ImageInfo,
+    ImageList, ImageListParams, ImageListResult, ImageLogin, ImageLoginParams, ImageLogout,
+    ImageLogoutParams, ImagePrune, ImagePruneParams, ImagePruneResult, ImagePull, ImagePullParams,
+    ImageRemove, ImageRemoveParams, ImageRemoveResult,
 };
-use box_protocol::{BoxError, BoxSpec};
-use box_rpc::{Call, Empty, Handle};
+use box_protocol::catalog::CatalogItem;
+use box_protocol::{BoxError, BoxSpec, ItemRef};
+use box_rpc::{Call, Caller, Empty, Handle};
 use uuid::Uuid;
 
 use crate::backend::ImageRoot;
@@ -23,6 +24,10 @@ pub(crate) struct ResolvedImage {
     pub(crate) root: ImageRoot,
     pub(crate) defaults: ImageDefaults,
     pub(crate) lease: Option<box_rpc::Never>,
+}
+
+pub(crate) struct HeldImage {
+    pub(crate) root: ImageRoot,
 }
 
 #[allow(
@@ -41,12 +46,65 @@ impl Images {
 
     pub(crate) fn release(&self, _: Uuid) {}
 
+    pub(crate) async fn export_changes(
+        &self,
+        _: Option<String>,
+        _: Option<std::path::PathBuf>,
+        _: tokio::sync::mpsc::Sender<box_protocol::actions::FileChunk>,
+    ) -> Result<(Option<String>, u64), BoxError> {
+        Err(BoxError::unsupported(
+            "snapshot: this runtime writes no archives",
+        ))
+    }
+
     pub(crate) async fn resolve(
         &self,
         _: &BoxSpec,
         _: bool,
     ) -> Result<Option<ResolvedImage>, BoxError> {
         Ok(None)
+    }
+
+    pub(crate) async fn hold_root(
+        &self,
+        _: &BoxSpec,
+        _: Option<&str>,
+    ) -> Result<Option<HeldImage>, BoxError> {
+        Ok(None)
+    }
+}
+
+#[allow(clippy::unused_async, reason = "the functions of the feature `native`")]
+impl BoxRuntime {
+    pub(crate) async fn pull_image(
+        &self,
+        _: &Caller,
+        _: ImagePullParams,
+        _: Option<box_rpc::Never>,
+    ) -> Result<ImageInfo, BoxError> {
+        Err(BoxError::unsupported(
+            "image: this runtime has no store of images",
+        ))
+    }
+
+    pub(crate) async fn image_item(
+        &self,
+        _: &Caller,
+        _: &ItemRef,
+    ) -> Result<CatalogItem, BoxError> {
+        Err(BoxError::unsupported(
+            "image: this runtime has no store of images",
+        ))
+    }
+
+    pub(crate) async fn image_items(
+        &self,
+        _: &Caller,
+        _: &CatalogListParams,
+    ) -> Result<CatalogListResult, BoxError> {
+        Err(BoxError::unsupported(
+            "image: this runtime has no store of images",
+        ))
     }
 }
 

@@ -82,6 +82,47 @@ impl Images {
     }
 }
 
+/// The root file system of an existing box, kept while this exists.
+pub(crate) struct HeldImage {
+    /// The root file system, without its configuration.
+    pub(crate) root: ImageRoot,
+    _lease: Option<Lease>,
+}
+
+impl Images {
+    /// Returns the root file system of a box, by the digest that it was created with.
+    ///
+    /// `None` if the backend knows it.
+    pub(crate) async fn hold_root(
+        &self,
+        spec: &BoxSpec,
+        digest: Option<&str>,
+    ) -> Result<Option<HeldImage>, BoxError> {
+        let Some(inner) = &self.0 else {
+            return Ok(None);
+        };
+        let Some(digest) = digest else {
+            let root = spec
+                .image
+                .as_ref()
+                .and_then(|name| inner.config.roots.get(name));
+            return Ok(root.map(|path| HeldImage {
+                root: ImageRoot::new(path),
+                _lease: None,
+            }));
+        };
+        let digest: Digest = digest.parse().map_err(failed)?;
+        let holding = inner.with_store(move |_, store| {
+            let lease = store.lease(&digest).map_err(failed)?;
+            Ok(HeldImage {
+                root: ImageRoot::new(lease.rootfs()),
+                _lease: Some(lease),
+            })
+        });
+        holding.await.map(Some)
+    }
+}
+
 fn without_image(spec: &BoxSpec) -> Result<Option<ResolvedImage>, BoxError> {
     if spec.main.as_ref().is_some_and(|main| main.argv.is_empty()) {
         let message = "main: argv must not be empty without an image; set argv or image";

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use box_protocol::{Blob, BoxError, Code, Invalid, MAX_CHUNK_BYTES, UploadId};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::{Inner, failed, lock};
+use super::archiver::archiver;
+use super::{Images, Inner, failed, lock};
 
 /// Maximum number of uploads at the same time. Beyond: `capacity`.
 const UPLOADS: usize = 8;
@@ -178,9 +180,11 @@ impl Upload {
                 state.received = end;
             }
             if piece.done
-                && let Some(pieces) = state.pieces.take()
+                && let Some(pieces) = &state.pieces
             {
+                // A call that is cancelled here can be repeated.
                 let _ = pieces.send(Piece::End).await;
+                state.pieces = None;
             }
         }
         if state.pieces.is_some() {
@@ -233,12 +237,10 @@ impl Inner {
             let name = image.parse::<Reference>().ok();
             let options = ExportOptions {
                 name: name.filter(|name| names.contains(&name.to_string())),
+                changes: None,
+                archiver: archiver(),
             };
-            let mut to = ChunkWriter {
-                chunks,
-                buffer: Vec::with_capacity(MAX_CHUNK_BYTES),
-                offset: 0,
-            };
+            let mut to = ChunkWriter::new(chunks);
             let digest = store.export(&image, &mut to, &options).map_err(failed)?;
             to.flush().map_err(|_| left())?;
             Ok(ImageExportResult {
@@ -250,11 +252,58 @@ impl Inner {
     }
 }
 
+impl Images {
+    /// Sends an archive of the changes of a box, with its image if it has one. Returns the digest
+    /// of the manifest, and the size.
+    pub(crate) async fn export_changes(
+        &self,
+        image: Option<String>,
+        changes: Option<PathBuf>,
+        chunks: mpsc::Sender<FileChunk>,
+    ) -> Result<(Option<String>, u64), BoxError> {
+        let mut to = ChunkWriter::new(chunks);
+        let Some(image) = image else {
+            let writing = tokio::task::spawn_blocking(move || {
+                if let Some(changes) = changes {
+                    let archiver = archiver();
+                    box_image::write_changes(&changes, archiver.as_deref(), &mut to)
+                        .map_err(failed)?;
+                }
+                to.flush().map_err(|_| left())?;
+                Ok((None, to.offset))
+            });
+            let written = writing.await;
+            return written.unwrap_or_else(|_| Err(BoxError::internal("snapshot task failed")));
+        };
+        let exporting = self.inner()?.with_store(move |_, store| {
+            let options = ExportOptions {
+                name: None,
+                changes,
+                archiver: archiver(),
+            };
+            let digest = store.export(&image, &mut to, &options).map_err(failed)?;
+            to.flush().map_err(|_| left())?;
+            Ok((Some(digest.to_string()), to.offset))
+        });
+        exporting.await
+    }
+}
+
 /// Sends what is written as chunks.
 struct ChunkWriter {
     chunks: mpsc::Sender<FileChunk>,
     buffer: Vec<u8>,
     offset: u64,
+}
+
+impl ChunkWriter {
+    fn new(chunks: mpsc::Sender<FileChunk>) -> Self {
+        Self {
+            chunks,
+            buffer: Vec::with_capacity(MAX_CHUNK_BYTES),
+            offset: 0,
+        }
+    }
 }
 
 impl Write for ChunkWriter {
@@ -283,4 +332,41 @@ impl Write for ChunkWriter {
 
 fn left() -> BoxError {
     BoxError::cancelled("the client has disconnected")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_piece_can_be_repeated_after_a_cancelled_call() {
+        let (pieces, mut waiting) = mpsc::channel(WAITING_PIECES);
+        let (report, outcome) = watch::channel(None);
+        for _ in 0..WAITING_PIECES {
+            assert!(pieces.try_send(Piece::Data(Blob::default())).is_ok());
+        }
+        let upload = Upload {
+            state: tokio::sync::Mutex::new(UploadState {
+                received: 0,
+                pieces: Some(pieces),
+            }),
+            touched: Mutex::new(Instant::now()),
+            outcome,
+        };
+        let last: UploadPiece =
+            serde_json::from_value(serde_json::json!({"id": "u", "offset": 0, "done": true}))
+                .unwrap();
+        // The import reads nothing, so the call waits until its caller gives up.
+        let call = upload.take(Blob::default(), &last);
+        let cancelled = tokio::time::timeout(Duration::from_secs(1), call).await;
+        assert!(cancelled.is_err());
+        for _ in 0..WAITING_PIECES {
+            assert!(matches!(waiting.recv().await, Some(Piece::Data(_))));
+        }
+        let _ = report.send(Some(Err(BoxError::internal("of the import"))));
+        let repeated = upload.take(Blob::default(), &last).await.unwrap_err();
+        assert_eq!(repeated.message(), "of the import");
+        assert!(matches!(waiting.recv().await, Some(Piece::End)));
+        assert!(waiting.recv().await.is_none(), "once");
+    }
 }

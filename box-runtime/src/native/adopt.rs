@@ -15,13 +15,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use box_sys::{Cgroups, Sandbox};
 use box_transports::unix;
 use rustix::fs::{FileType, FlockOperation};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -30,7 +31,7 @@ use uuid::Uuid;
 use super::quota::QuotaRecord;
 use super::state::{StateDir, StoredBox};
 use super::{Inner, readable};
-use crate::backend::{AdoptedBox, Readable, StartedBox};
+use crate::backend::{AdoptedBox, FoundBoxes, Readable, StartedBox};
 use crate::box_actor::carrier_limits;
 
 /// Greeting of an agent.
@@ -43,21 +44,40 @@ const GREETING: &[u8] = b"box1";
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// How long the processes of a box whose init process has ended may take to end.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the lock of a killed process may outlive it.
+///
+/// A child that it was starting holds the lock from `fork` to `exec`.
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+
+/// Pause between two attempts to lock the state directory.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
 /// Locks the state directory for this process, until the file is closed.
-pub(super) fn lock(root: &Path) -> io::Result<File> {
+pub(super) async fn lock(root: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options
         .write(true)
         .create(true)
         .truncate(false)
         .open(root.join("lock"))?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(file)
+    let begun = tokio::time::Instant::now();
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_LIMIT => {
+                tokio::time::sleep(LOCK_PAUSE).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Boxes in the state directory, with and without a record.
-pub(super) struct FoundBoxes {
-    pub(super) recorded: Vec<AdoptedBox>,
+pub(super) struct Listing {
+    pub(super) found: FoundBoxes,
     pub(super) unrecorded: Vec<Uuid>,
 }
 
@@ -65,8 +85,12 @@ pub(super) struct FoundBoxes {
 ///
 /// A box with an unreadable directory stays for another process, and so does a box with a record
 /// that is not `is_readable`.
-pub(super) fn list(root: &Path, is_readable: Readable) -> io::Result<FoundBoxes> {
-    let (mut recorded, mut unrecorded) = (Vec::new(), Vec::new());
+pub(super) fn list(root: &Path, is_readable: Readable) -> io::Result<Listing> {
+    let (mut found, mut unrecorded) = (FoundBoxes::default(), Vec::new());
+    let mut skip = |box_id: Uuid, kind: io::ErrorKind| {
+        tracing::warn!(%box_id, %kind, "cannot adopt a box of an earlier process");
+        found.skipped += 1;
+    };
     for entry in std::fs::read_dir(root)? {
         let name = entry?.file_name();
         let id = name.to_str().and_then(|name| Uuid::try_parse(name).ok());
@@ -75,22 +99,15 @@ pub(super) fn list(root: &Path, is_readable: Readable) -> io::Result<FoundBoxes>
         };
         match StateDir::of(root, id).load() {
             Ok(StoredBox { record, .. }) if is_readable(&record) => {
-                recorded.push(AdoptedBox { id, record });
+                found.boxes.push(AdoptedBox { id, record });
             }
-            Ok(_) => log_skipped(id, io::ErrorKind::InvalidData),
+            Ok(_) => skip(id, io::ErrorKind::InvalidData),
             Err(error) if error.kind() == io::ErrorKind::NotFound => unrecorded.push(id),
-            Err(error) => log_skipped(id, error.kind()),
+            Err(error) => skip(id, error.kind()),
         }
     }
-    recorded.sort_by_key(|found| found.id);
-    Ok(FoundBoxes {
-        recorded,
-        unrecorded,
-    })
-}
-
-fn log_skipped(box_id: Uuid, kind: io::ErrorKind) {
-    tracing::warn!(%box_id, %kind, "cannot adopt a box of an earlier process");
+    found.boxes.sort_by_key(|found| found.id);
+    Ok(Listing { found, unrecorded })
 }
 
 /// Adopted box with a connected agent.
@@ -100,6 +117,7 @@ pub(super) struct Reached {
     pub(super) disk: Option<QuotaRecord>,
     pub(super) volumes: Vec<QuotaRecord>,
     pub(super) private_limit: Option<u64>,
+    pub(super) earlier_disk: Option<PathBuf>,
     pub(super) started: StartedBox,
 }
 
@@ -117,6 +135,7 @@ pub(super) async fn reach(
         disk,
         volumes,
         private_limit,
+        earlier_disk,
         ..
     } = state.load()?;
     if let Some(group) = &sandbox.cgroup {
@@ -160,6 +179,7 @@ pub(super) async fn reach(
         disk,
         volumes,
         private_limit,
+        earlier_disk,
         started,
     }))
 }
@@ -208,14 +228,33 @@ async fn receive_greeting(stream: &UnixStream) -> io::Result<Greeting> {
 ///
 /// The wait has no timeout. An error means that the process of the box cannot be identified.
 pub(super) async fn end(state: StateDir, cgroups: Arc<Cgroups>) -> io::Result<()> {
+    end_processes(&state, cgroups).await?;
+    tokio::task::spawn_blocking(move || state.remove()).await?;
+    Ok(())
+}
+
+/// Kills an unreached box and waits for all its processes, as [`end`].
+pub(super) async fn end_processes(state: &StateDir, cgroups: Arc<Cgroups>) -> io::Result<()> {
     let StoredBox { sandbox, .. } = state.load()?;
-    let pidfd = match sandbox.init()? {
-        Some(pidfd) => Some(pidfd),
-        None => match state.connect() {
-            Ok(stream) => Some(sandbox.init_at(stream.as_fd())?),
-            Err(error) if is_refused(&error) && state.is_dead()? => None,
-            Err(error) => return Err(error),
-        },
+    let begun = tokio::time::Instant::now();
+    let pidfd = loop {
+        if let Some(pidfd) = sandbox.init()? {
+            break Some(pidfd);
+        }
+        let error = match state.connect() {
+            Ok(stream) => match sandbox.init_at(stream.as_fd()) {
+                Ok(pidfd) => break Some(pidfd),
+                Err(error) => error,
+            },
+            Err(error) if is_refused(&error) && state.is_dead()? => break None,
+            Err(error) => error,
+        };
+        // The init process has ended. Others that hold its socket end soon after it.
+        let is_ending = is_refused(&error) || error.kind() == io::ErrorKind::NotFound;
+        if !is_ending || begun.elapsed() > END_LIMIT {
+            return Err(error);
+        }
+        tokio::time::sleep(FIRST_PAUSE).await;
     };
     if let Some(pidfd) = pidfd {
         kill(&pidfd)?;
@@ -225,13 +264,9 @@ pub(super) async fn end(state: StateDir, cgroups: Arc<Cgroups>) -> io::Result<()
         // The init process of a box exits after all its other processes.
         readable(pidfd.as_fd()).await?;
     }
-    let remove = move || {
-        if let Some(group) = &sandbox.cgroup {
-            cgroups.remove_last(group);
-        }
-        state.remove();
-    };
-    tokio::task::spawn_blocking(remove).await?;
+    if let Some(group) = sandbox.cgroup {
+        tokio::task::spawn_blocking(move || cgroups.remove_last(&group)).await?;
+    }
     Ok(())
 }
 

@@ -293,14 +293,13 @@ impl TemporaryDirectory {
     /// Creates a directory below `root` that `owner`, which opens it by name, can read.
     pub(super) fn new(root: &Path, prefix: &str, owner: Option<(u32, u32)>) -> io::Result<Self> {
         sweep(root, prefix);
-        let path = root.join(format!("{prefix}{}", Uuid::now_v7().simple()));
-        make_dir(&path, 0o700)?;
-        if let Some((user, group)) = owner {
-            std::os::unix::fs::chown(&path, Some(user), Some(group))?;
+        loop {
+            let path = root.join(format!("{prefix}{}", Uuid::now_v7().simple()));
+            DirBuilder::new().mode(0o700).create(&path)?;
+            if let Some(lock) = claim(&path, owner)? {
+                return Ok(Self { path, _lock: lock });
+            }
         }
-        let lock = File::open(&path)?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Self { path, _lock: lock })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -311,6 +310,25 @@ impl TemporaryDirectory {
 impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
         let _ = box_sys::walk::remove_all(&self.path);
+    }
+}
+
+/// Locks a new directory. Returns `None` if another process has taken it for one of a dead process.
+fn claim(path: &Path, owner: Option<(u32, u32)>) -> io::Result<Option<File>> {
+    let locking = || -> io::Result<File> {
+        let lock = File::open(path)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        if let Some((user, group)) = owner {
+            std::os::unix::fs::chown(path, Some(user), Some(group))?;
+        }
+        Ok(lock)
+    };
+    match locking() {
+        Ok(lock) => Ok(path.exists().then_some(lock)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::WouldBlock => Ok(None),
+            _ => Err(error),
+        },
     }
 }
 

@@ -18,12 +18,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use box_protocol::error::Detail;
 use box_protocol::{BoxError, Network};
 use box_sys::{ForkServer, Sandbox, SandboxPlan};
 use box_transports::unix;
 use rustix::fs::MemfdFlags;
 
 use super::artifacts::{self, ArtifactCopies};
+use super::changes;
 use super::disk::{self, Disk, Storage};
 use super::error::{os_error, sandbox_error};
 use super::live_box::{LiveBox, RecordFlag, artifact_dir};
@@ -47,7 +49,10 @@ impl NativeBackend {
                 None => ArtifactCopies::new(),
             };
         let storage = Storage::of(request.spec);
-        let mut disk = self.disk(storage, state.as_ref()).await?;
+        let mut disk = match request.disk {
+            Some(path) => Disk::of_earlier(path, storage).await.map_err(os_error)?,
+            None => self.disk(storage, state.as_ref()).await?,
+        };
         let BoxPlan {
             sandbox: mut plan,
             host_mounts,
@@ -90,7 +95,7 @@ impl NativeBackend {
         }
         // With the other ends closed, the runtime notices the death of the box.
         drop((far, listener, shm_fd, logs));
-        let sandbox = forked.map_err(|error| sandbox_error(&error))?;
+        let sandbox = forked.map_err(|error| create_error(&error))?;
         drop(permit);
         let mut missing = sandbox.missing().to_vec();
         if !disk.is_enforced() {
@@ -101,7 +106,15 @@ impl NativeBackend {
         }
         let live_box = LiveBox::new(sandbox, state, Some(storage.bytes()), record_flag);
         *live_box.artifacts() = artifacts;
+        // The workspace is the first mount.
+        let overlay = plan.mounts.iter().any(|mount| mount.overlay);
+        let source = host_mounts.first().filter(|_| overlay);
+        let workspace = source.map(|mount| changes::identity(&mount.source));
+        let workspace = workspace.transpose().map_err(os_error)?;
         *live_box.temporary_disk() = disk.temporary.take();
+        if let Some(path) = request.disk {
+            let _ = live_box.earlier_disk.set(path.to_owned());
+        }
         self.boxes().insert(request.id, Arc::clone(&live_box));
         let quotas = quota.into_iter().chain(disk.quota).chain(volumes.quotas);
         live_box.watch(quotas, self.0.config.outlive);
@@ -116,6 +129,7 @@ impl NativeBackend {
             missing,
             degraded: degraded.into_iter().collect(),
             image_user,
+            workspace,
         };
         let started = StartedBox::new(request.id.simple().to_string(), connection);
         Ok(started.with_facts(facts).with_shm(shm))
@@ -149,6 +163,19 @@ async fn fork(
         source,
     })?;
     creation.finish()
+}
+
+/// Converts a failure to create a box.
+fn create_error(error: &box_sys::Error) -> BoxError {
+    match error {
+        box_sys::Error::Unavailable(what) if what == box_sys::WORKSPACE_OVERLAY => {
+            BoxError::unsupported(
+                "host_path_mode: this machine has no overlay.workspace; use ro or rw",
+            )
+            .with_detail(&Detail::of_field("host_path_mode"))
+        }
+        error => sandbox_error(error),
+    }
 }
 
 fn lacks_network(forked: &box_sys::Result<Sandbox>) -> bool {

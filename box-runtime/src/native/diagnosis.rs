@@ -7,7 +7,7 @@ use crate::backend::{Diagnosis, Difference, Feature};
 
 /// Name, whether boxes require it, and its purpose or the effect of its absence.
 #[rustfmt::skip]
-const ALL: [(&str, bool, &str); 20] = [
+const ALL: [(&str, bool, &str); 21] = [
     ("namespace.user", true, "private user and group ids without rights on the host"),
     ("namespace.pid", true, "private process tree, which ends as a whole"),
     ("namespace.mount", true, "private root directory"),
@@ -18,6 +18,7 @@ const ALL: [(&str, bool, &str); 20] = [
     ("seccomp", true, "allow list of system calls"),
     ("landlock", false, "second file access check; without it, only mounts and permissions protect files"),
     ("overlay", false, "without it, boxes may be unable to use images, and boxes see each other's watches and locks in system directories; one file mounted below /usr is enough for the latter"),
+    ("overlay.workspace", false, "without it, a workspace cannot have the mode overlay"),
     ("two_uids", false, "without it, the agent has the id of the guest; seccomp, Landlock and the dumpable flag protect it"),
     ("cgroup.memory", false, "without it, memory is limited per process, not per box"),
     ("cgroup.pids", false, "without it, processes are limited per user id of the box"),
@@ -33,7 +34,12 @@ const ALL: [(&str, bool, &str); 20] = [
 /// Features that do not contribute to the protection of a box.
 ///
 /// Boxes with a disk list `disk.limit` themselves.
-const NO_PROTECTION: [&str; 3] = ["network.connect_errors", "cgroup.io", "disk.limit"];
+const NO_PROTECTION: [&str; 4] = [
+    "network.connect_errors",
+    "cgroup.io",
+    "disk.limit",
+    "overlay.workspace",
+];
 
 /// Returns the features of this machine.
 ///
@@ -104,6 +110,7 @@ mod tests {
             seccomp: false,
             landlock: 0,
             overlay: false,
+            overlay_workspace: Some(false),
             cgroup_missing: vec![
                 box_sys::Ability::Cpu,
                 box_sys::Ability::Memory,

@@ -14,6 +14,7 @@ use box_protocol::BoxSpec;
 use box_sys::{Caps, DISK_BYTES_PER_INODE, DirectoryQuota, DiskKind, Scratch};
 
 use super::artifacts::TemporaryDirectory;
+use super::error::disk_error;
 use super::plan::HostMount;
 use super::quota::{Limited, Quota};
 use super::state::StateDir;
@@ -123,6 +124,34 @@ impl Disk {
             scratch: Scratch::Directory { path, shm },
             quota: Some(quota),
             temporary,
+        })
+    }
+
+    /// The disk of an earlier box.
+    ///
+    /// A file has its limit, and a directory gets the limit of the spec.
+    pub(super) async fn of_earlier(path: &Path, storage: Storage) -> io::Result<Self> {
+        let (caps, shm) = match storage {
+            Storage::Memory(caps) => (caps, caps),
+            Storage::Disk { caps, shm } => (caps, shm),
+        };
+        let path = path.to_owned();
+        if std::fs::symlink_metadata(&path)?.is_dir() {
+            let quota = of_directory(&path, caps).await?;
+            return Ok(Self {
+                scratch: Scratch::Directory { path, shm },
+                quota: Some(quota),
+                temporary: None,
+            });
+        }
+        let file = path.clone();
+        // The machine may have failed while a box used the disk.
+        let repaired = tokio::task::spawn_blocking(move || box_sys::repair_disk(&file)).await;
+        repaired?.map_err(disk_error)?;
+        Ok(Self {
+            scratch: Scratch::File { path, shm },
+            quota: None,
+            temporary: None,
         })
     }
 

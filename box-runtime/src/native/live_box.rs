@@ -33,6 +33,8 @@ pub(super) struct LiveBox {
     pub(super) disk_quota: OnceLock<Arc<Quota>>,
     /// Quotas of volumes that are directories.
     pub(super) volume_quotas: OnceLock<Vec<Arc<Quota>>>,
+    /// Disk of an earlier box that this one uses.
+    pub(super) earlier_disk: OnceLock<PathBuf>,
     /// Limit of the private files in bytes, if known.
     pub(super) private_limit: Option<u64>,
     /// Last measured sizes.
@@ -43,6 +45,8 @@ pub(super) struct LiveBox {
     pub(super) kill_reason: OnceLock<BoxError>,
     /// Why the box is frozen, if it is.
     pub(super) freeze_reasons: Mutex<FreezeReasons>,
+    /// Work on the changes of the workspace is one at a time.
+    pub(super) workspace_turn: Arc<tokio::sync::Mutex<()>>,
     /// Present until the box has a record.
     record_flag: Mutex<Option<RecordFlag>>,
 }
@@ -92,11 +96,13 @@ impl LiveBox {
             quota: OnceLock::new(),
             disk_quota: OnceLock::new(),
             volume_quotas: OnceLock::new(),
+            earlier_disk: OnceLock::new(),
             private_limit,
             measured: Mutex::default(),
             egress: OnceLock::new(),
             kill_reason: OnceLock::new(),
             freeze_reasons: Mutex::default(),
+            workspace_turn: Arc::default(),
             record_flag: Mutex::new(record_flag),
         })
     }
@@ -166,13 +172,18 @@ impl LiveBox {
 
     /// Removes the state directory of a box that is gone.
     pub(super) fn remove_state(&self) {
+        self.release_quotas();
+        if let Some(state) = self.state().take() {
+            state.remove();
+        }
+    }
+
+    /// Ends the quotas of a box that is gone.
+    pub(super) fn release_quotas(&self) {
         let volumes = self.volume_quotas.get().into_iter().flatten();
         let others = [&self.quota, &self.disk_quota];
         for quota in others.into_iter().filter_map(OnceLock::get).chain(volumes) {
             quota.outlives(false);
-        }
-        if let Some(state) = self.state().take() {
-            state.remove();
         }
     }
 

@@ -8,7 +8,8 @@
 //! 4. `server`: the fork server. `diagnosis`: the features of this machine.
 //! 5. `quota`: the size limit of a workspace. `disk`: the storage of private files. `artifacts`:
 //!    mounts of content identified by a digest. `volumes`: directories that outlive boxes.
-//! 6. `freeze`: pauses; `snapshot`: copies of private files.
+//! 6. `freeze`: pauses; `snapshot`: copies of private files; `stop`: the files of a stopped box;
+//!    `changes`: the differences of files.
 //! 7. `shm`: memory shared with the agent; `state`: the directory of a box on disk; `adopt`:
 //!    adoption by a later process.
 //! 8. `error`: errors of the backend.
@@ -22,6 +23,7 @@
 
 mod adopt;
 mod artifacts;
+mod changes;
 mod config;
 mod create;
 mod diagnosis;
@@ -36,6 +38,7 @@ mod server;
 mod shm;
 mod snapshot;
 mod state;
+mod stop;
 mod volumes;
 
 use std::collections::HashMap;
@@ -46,7 +49,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use box_protocol::actions::BoxStatsResult;
+use box_protocol::actions::{BoxApplyParams, BoxApplyResult, BoxStatsResult};
 use box_protocol::{BoxError, BoxMountSpec, NetworkPolicy, UnixMs};
 use box_sys::{Cgroups, Primitives, Source};
 use tokio::io::unix::AsyncFd;
@@ -61,8 +64,8 @@ use self::quota::{Limited, Quota, unmeasurable};
 use self::server::Server;
 use self::state::{StateDir, StoredBox};
 use crate::backend::{
-    AdoptedBox, Availability, Backend, Capabilities, Diagnosis, Reach, Readable, Snapshot,
-    SnapshotRequest, StartRequest, StartedBox,
+    Availability, Backend, Capabilities, ChangeList, ChangesRequest, Diagnosis, FoundBoxes, Layer,
+    LayerFiles, Reach, Readable, Snapshot, SnapshotRequest, StartRequest, StartedBox,
 };
 use crate::egress::{Dialler, Egress, FakeIps};
 use crate::volumes::Volumes;
@@ -88,6 +91,9 @@ struct Inner {
     server: Server,
     starts: Semaphore,
     snapshots: Semaphore,
+    /// Applies of stopped boxes are one at a time.
+    stopped_turn: Arc<tokio::sync::Mutex<()>>,
+    stop_turns: stop::StopTurns,
     dialler: Arc<Dialler>,
     boxes: Mutex<HashMap<Uuid, Arc<LiveBox>>>,
     /// Lock on the state directory.
@@ -118,6 +124,8 @@ impl NativeBackend {
             config,
             starts: Semaphore::new(CONCURRENT_STARTS),
             snapshots: Semaphore::new(CONCURRENT_SNAPSHOTS),
+            stopped_turn: Arc::default(),
+            stop_turns: stop::StopTurns::default(),
             boxes: Mutex::default(),
             lock: OnceLock::new(),
             adopted: OnceLock::new(),
@@ -224,6 +232,7 @@ impl Backend for NativeBackend {
             at: UnixMs::now(),
             cpu_us: cpu.and_then(|cpu| u64::try_from(cpu).ok()),
             memory_bytes: usage.memory,
+            memory_cache_bytes: usage.memory_cache,
             memory_limit_bytes: usage.memory_limit,
             pids: usage.pids,
             disk_bytes: measured.workspace,
@@ -238,6 +247,7 @@ impl Backend for NativeBackend {
                 .get()
                 .map(Egress::refused)
                 .unwrap_or_default(),
+            ..BoxStatsResult::default()
         })
     }
 
@@ -259,6 +269,45 @@ impl Backend for NativeBackend {
 
     async fn snapshot(&self, id: Uuid, request: SnapshotRequest<'_>) -> Result<Snapshot, BoxError> {
         self.copy_private_files(id, request).await
+    }
+
+    async fn stop_into_layer(
+        &self,
+        id: Uuid,
+        request: SnapshotRequest<'_>,
+    ) -> Result<LayerFiles, BoxError> {
+        self.stop_keeping_files(id, request).await
+    }
+
+    async fn merge_layers(
+        &self,
+        layers: &[Layer],
+        request: SnapshotRequest<'_>,
+    ) -> Result<LayerFiles, BoxError> {
+        self.merge(layers, request).await
+    }
+
+    async fn diff(
+        &self,
+        id: Option<Uuid>,
+        request: ChangesRequest<'_>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<ChangeList, BoxError> {
+        self.list_changes(id, request, after, limit).await
+    }
+
+    async fn apply(
+        &self,
+        id: Option<Uuid>,
+        request: ChangesRequest<'_>,
+        params: &BoxApplyParams,
+    ) -> Result<BoxApplyResult, BoxError> {
+        self.apply_changes(id, request, params).await
+    }
+
+    async fn discard(&self, id: Uuid, request: ChangesRequest<'_>) -> Result<u64, BoxError> {
+        self.discard_changes(id, request).await
     }
 
     async fn add_mounts(&self, id: Uuid, mounts: &[BoxMountSpec]) -> Result<(), BoxError> {
@@ -294,6 +343,7 @@ impl Backend for NativeBackend {
             disk: live_box.disk_quota.get().map(|quota| quota.record()),
             volumes: volumes.map(|quota| quota.record()).collect(),
             private_limit: live_box.private_limit,
+            earlier_disk: live_box.earlier_disk.get().cloned(),
             record: record.to_owned(),
         };
         if let Some(state) = &*live_box.state() {
@@ -303,7 +353,7 @@ impl Backend for NativeBackend {
         Ok(())
     }
 
-    async fn adopt(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
+    async fn adopt(&self, readable: Readable) -> Result<FoundBoxes, BoxError> {
         let Some(root) = self
             .0
             .config
@@ -311,14 +361,16 @@ impl Backend for NativeBackend {
             .clone()
             .filter(|_| self.0.config.outlive)
         else {
-            return Ok(Vec::new());
+            return Ok(FoundBoxes::default());
         };
-        let lock = adopt::lock(&root).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => BoxError::conflict(
-                "another server uses it; stop that one, or use another state directory",
-            ),
-            kind => BoxError::unavailable(format!("it cannot be used: {kind}")),
-        })?;
+        let lock = adopt::lock(&root)
+            .await
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => BoxError::conflict(
+                    "another server uses it; stop that one, or use another state directory",
+                ),
+                kind => BoxError::unavailable(format!("it cannot be used: {kind}")),
+            })?;
         let _ = self.0.lock.set(lock);
         let parent = self.0.config.cgroup_parent.clone();
         let listing = move || {
@@ -327,18 +379,18 @@ impl Backend for NativeBackend {
         };
         let listed = tokio::task::spawn_blocking(listing).await;
         let listed = listed.map_err(|_| BoxError::internal("state directory task failed"))?;
-        let (found, cgroups, root) = listed.map_err(os_error)?;
+        let (listing, cgroups, root) = listed.map_err(os_error)?;
         let _ = self.0.adopted.set(cgroups);
-        for id in found.unrecorded {
+        for id in listing.unrecorded {
             let state = StateDir::of(&root, id);
             if !adopt::remove_if_dead(&state) {
                 tokio::spawn(adopt::remove_when_dead(Arc::downgrade(&self.0), state));
             }
         }
-        Ok(found.recorded)
+        Ok(listing.found)
     }
 
-    fn records(&self, readable: Readable) -> Result<Vec<AdoptedBox>, BoxError> {
+    fn records(&self, readable: Readable) -> Result<FoundBoxes, BoxError> {
         match self
             .0
             .config
@@ -346,15 +398,20 @@ impl Backend for NativeBackend {
             .as_deref()
             .map(|root| adopt::list(root, readable))
         {
-            None => Ok(Vec::new()),
-            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Some(found) => Ok(found.map_err(os_error)?.recorded),
+            None => Ok(FoundBoxes::default()),
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Ok(FoundBoxes::default())
+            }
+            Some(listing) => Ok(listing.map_err(os_error)?.found),
         }
     }
 
     async fn reach(&self, id: Uuid) -> Result<Reach, BoxError> {
         let state = self.state_of(id).ok_or_else(box_gone)?;
         let cgroups = self.0.adopted.get().ok_or_else(box_gone)?;
+        if state.stop_record().map_err(os_error)?.is_some() {
+            return stop::complete_after_crash(id, state, Arc::clone(cgroups)).await;
+        }
         let reached = adopt::reach(id, &state, cgroups).await.map_err(os_error)?;
         let Some(reached) = reached else {
             // An earlier attempt may have reached the box without an answer from its agent.
@@ -382,6 +439,9 @@ impl Backend for NativeBackend {
             }
         }
         let live_box = LiveBox::new(reached.sandbox, Some(state), reached.private_limit, None);
+        if let Some(disk) = reached.earlier_disk {
+            let _ = live_box.earlier_disk.set(disk);
+        }
         self.boxes().insert(id, Arc::clone(&live_box));
         if let Some(lost) = lost {
             live_box.kill_with(unmeasurable(lost));
@@ -402,7 +462,10 @@ impl Backend for NativeBackend {
             let Some(state) = self.state_of(id) else {
                 return Ok(());
             };
-            if let (Some(cgroups), true) = (self.0.adopted.get(), state.has_record()) {
+            let is_stopped = matches!(state.stop_record(), Ok(Some(_)));
+            let has_ended = is_stopped && matches!(state.is_dead(), Ok(true));
+            let adopted = self.0.adopted.get();
+            if let (Some(cgroups), true, false) = (adopted, state.has_record(), has_ended) {
                 let cgroups = Arc::clone(cgroups);
                 // A separate task completes the removal even if the caller stops waiting.
                 let ending = tokio::spawn(async move { adopt::end(state, cgroups).await });
@@ -411,7 +474,8 @@ impl Backend for NativeBackend {
                     .unwrap_or_else(|error| Err(io::Error::other(error)));
                 return ended.map_err(os_error);
             }
-            // The aborted start has already ended the processes of the box.
+            // The aborted start or the stop has already ended the processes of the box. The cgroups
+            // above them belong to this server.
             let _ = tokio::task::spawn_blocking(move || state.remove()).await;
             return Ok(());
         };
@@ -431,12 +495,7 @@ async fn finish_stop(of: Weak<Inner>, id: Uuid, live_box: Arc<LiveBox>) {
     // Without a record, a later process ends the box instead of adopting it.
     let forget = move || state.inspect(StateDir::forget);
     let state = tokio::task::spawn_blocking(forget).await.ok().flatten();
-    // Without a pidfd to wait on, the task polls.
-    while readable(live_box.sandbox.pidfd()).await.is_err()
-        && !matches!(live_box.sandbox.wait(Some(Duration::ZERO)), Ok(true))
-    {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    wait_for_end(&live_box).await;
     let ended = of.upgrade().and_then(|inner| {
         let mut boxes = inner.boxes.lock().unwrap_or_else(PoisonError::into_inner);
         boxes.remove(&id)
@@ -446,6 +505,16 @@ async fn finish_stop(of: Weak<Inner>, id: Uuid, live_box: Arc<LiveBox>) {
     let _ = tokio::task::spawn_blocking(remove).await;
     // This drops the last reference to the mounts. Unmounting is slow, so no caller waits for it.
     tokio::task::spawn_blocking(|| drop((ended, live_box)));
+}
+
+/// Waits for the end of all processes of a box.
+async fn wait_for_end(live_box: &LiveBox) {
+    // Without a pidfd to wait on, the task polls.
+    while readable(live_box.sandbox.pidfd()).await.is_err()
+        && !matches!(live_box.sandbox.wait(Some(Duration::ZERO)), Ok(true))
+    {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// Waits until a descriptor is readable.

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, BoxMountSpec, BoxSpec, HostPathMode, Invalid, Name, Network};
-use box_sys::{Guest, Limits, Mount, Root, SandboxPlan, Scratch, Source};
+use box_sys::{Guest, Layer, Limits, Mount, Root, SandboxPlan, Scratch, Source};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::artifacts::ArtifactCopies;
 use super::{NativeConfig, image_user};
-use crate::backend::{ImageRoot, StartRequest};
+use crate::backend::{ImageRoot, LayerKind, StartRequest};
 
 /// User and group id of the guest inside every box.
 pub(super) const GUEST: u32 = 1000;
@@ -63,6 +63,7 @@ pub(super) fn build(
         .as_deref()
         .filter(|_| spec.mounts_host_path())
     {
+        let overlay = spec.host_path_mode == HostPathMode::Overlay;
         let writable = spec.host_path_mode == HostPathMode::Rw;
         host_mounts.push(HostMount {
             path: host_path.to_owned(),
@@ -72,7 +73,8 @@ pub(super) fn build(
         mounts.push(Mount {
             source: Source::Fd(0),
             target: PathBuf::from(&spec.mount_path),
-            writable,
+            writable: writable || overlay,
+            overlay,
         });
     }
     for extra in &spec.extra_mounts {
@@ -90,7 +92,7 @@ pub(super) fn build(
         name: "box".into(),
         hostname: hostname(spec.name.as_ref().map(Name::as_str)),
         root: image.map_or(Root::Host, |image| Root::Image(image.path.clone())),
-        layers: request.layers.to_vec(),
+        layers: layers(request.layers),
         read_only_root: spec.read_only_rootfs,
         guest,
         dirs: dirs(spec),
@@ -117,6 +119,18 @@ pub(super) fn build(
         rootfs: if image.is_some() { "image" } else { "host" },
         image_user,
     })
+}
+
+/// Converts the layers of a box.
+pub(super) fn layers(layers: &[crate::backend::Layer]) -> Vec<Layer> {
+    let layer = |layer: &crate::backend::Layer| Layer {
+        path: layer.path.clone(),
+        kind: match layer.kind {
+            LayerKind::Directory => box_sys::LayerKind::Directory,
+            LayerKind::Disk => box_sys::LayerKind::Disk,
+        },
+    };
+    layers.iter().map(layer).collect()
 }
 
 /// Returns the guest of a box, and the user of its image if the box runs as that.
@@ -221,6 +235,7 @@ pub(super) fn mount(
         source: Source::Fd(n),
         target: PathBuf::from(&spec.mount_path),
         writable: spec.mode == HostPathMode::Rw,
+        overlay: false,
     };
     let source = match copies.remove(&spec.mount_path) {
         Some(copy) => copy,

@@ -340,14 +340,14 @@ impl Limited {
         }
     }
 
-    /// Name of an entry that is not measured.
+    /// Names of entries that are not measured.
     ///
-    /// The kernel locks the working directory of an overlay. It only holds files that are being
-    /// copied, and no guest can create this name.
-    fn skipped(self) -> Option<&'static CStr> {
+    /// The kernel locks the working directories of overlays. They only hold files that are being
+    /// copied, and no guest can create these names.
+    fn skipped(self) -> &'static [&'static CStr] {
         match self {
-            Self::Workspace | Self::Volume(_) => None,
-            Self::Disk(_) => Some(c"work"),
+            Self::Workspace | Self::Volume(_) => &[],
+            Self::Disk(_) => &[c"work", c"workspace-work"],
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Copies the private files of a box to a directory.
+//! Copies the private files of a box, or merged layers, to a directory.
 //!
 //! # Steps
 //! 1. The backend creates the directory and freezes the box.
 //! 2. A process of the fork server copies the files (`box_sys::snapshot`). It has the rights over
 //!    them, and the runtime has not.
 //! 3. The backend checks that the box was frozen until the end of the copy, and thaws it.
-//! 4. The kernel writes the copy to the disk.
+//! 4. The kernel writes merged layers to the disk before the backend returns. The copy of a box's
+//!    files may follow later.
 //!
 //! If the caller stops waiting, the box thaws at once. A thread ends the copy and removes the
 //! directory.
@@ -15,17 +16,20 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use box_protocol::BoxError;
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, Code};
-use box_sys::{PendingSnapshot, SnapshotLimits};
+use box_sys::{PendingSnapshot, SnapshotLimits, SnapshotSize};
 use uuid::Uuid;
 
+use super::changes::frozen;
 use super::error::{box_gone, sandbox_error};
+use super::freeze::Frozen;
 use super::live_box::LiveBox;
-use super::{NativeBackend, readable};
-use crate::backend::{Snapshot, SnapshotRequest};
+use super::{NativeBackend, plan, readable};
+use crate::backend::{Layer, LayerFiles, LayerKind, Snapshot, SnapshotRequest};
 
 /// A directory that is removed unless the copy is complete.
 struct Unfinished {
@@ -41,14 +45,41 @@ impl Drop for Unfinished {
         }
         let (path, copy) = (std::mem::take(&mut self.path), self.copy.take());
         // The copy ends soon, but not at once.
-        std::thread::spawn(move || {
+        let removing = move || {
             if let Some(copy) = copy {
                 copy.cancel();
             }
-            if let Err(error) = box_sys::walk::remove_all(&path) {
-                tracing::warn!(kind = %error.kind(), "cannot remove an unfinished snapshot");
-            }
-        });
+            box_sys::walk::remove_all(&path).unwrap_or_else(|error| log_left(&error));
+        };
+        let started = std::thread::Builder::new().spawn(removing);
+        started.map_or_else(|error| log_left(&error), drop);
+    }
+}
+
+fn log_left(error: &io::Error) {
+    tracing::warn!(kind = %error.kind(), "cannot remove an unfinished snapshot");
+}
+
+/// A copy that is complete, except that a crash of the machine could damage it.
+pub(super) struct Copied {
+    pub(super) size: SnapshotSize,
+    /// Keeps the box frozen.
+    pub(super) frozen: Option<Frozen>,
+    begun: Instant,
+    directory: File,
+    unfinished: Unfinished,
+}
+
+impl Copied {
+    /// Writes the copy to the disk. The directory stays from now on.
+    pub(super) async fn keep(mut self) -> Result<(), BoxError> {
+        let directory = self.directory;
+        let written = tokio::task::spawn_blocking(move || rustix::fs::syncfs(&directory)).await;
+        written
+            .map_err(|_| BoxError::internal("snapshot task failed"))?
+            .map_err(|error| failed(&error.into()))?;
+        self.unfinished.is_complete = true;
+        Ok(())
     }
 }
 
@@ -60,50 +91,102 @@ impl NativeBackend {
         request: SnapshotRequest<'_>,
     ) -> Result<Snapshot, BoxError> {
         let live_box = self.live_box(id).ok_or_else(box_gone)?;
+        let mut copied = self.copy(&live_box, request.into, &request).await?;
+        let (size, paused) = (copied.size, copied.begun.elapsed());
+        drop(copied.frozen.take());
+        copied.unfinished.is_complete = true;
+        Ok(Snapshot::new(size.bytes, size.entries, paused))
+    }
+
+    /// Copies the private files of a box, which stays frozen.
+    pub(super) async fn copy(
+        &self,
+        live_box: &Arc<LiveBox>,
+        into: &Path,
+        request: &SnapshotRequest<'_>,
+    ) -> Result<Copied, BoxError> {
         let server = self.0.server.running().await?;
         let _permit = self.0.snapshots.acquire().await;
-        let directory =
-            create(request.into, self.0.config.run_as).map_err(|error| failed(&error))?;
-        let mut unfinished = Unfinished {
-            path: request.into.to_owned(),
+        let (directory, mut unfinished) = self.begin(into)?;
+        let frozen = frozen(live_box, request.is_stopped).await?;
+        let begun = Instant::now();
+        let copy = server
+            .start_snapshot(&live_box.sandbox, directory.as_fd(), limits(request))
+            .map_err(|error| sandbox_error(&error))?;
+        let size = unfinished.wait(copy, request.time_limit).await?;
+        check_unchanged(live_box, frozen.is_some())?;
+        Ok(Copied {
+            size,
+            frozen,
+            begun,
+            directory,
+            unfinished,
+        })
+    }
+
+    /// Merges layers; see [`Backend::merge_layers`](crate::Backend::merge_layers).
+    pub(super) async fn merge(
+        &self,
+        layers: &[Layer],
+        request: SnapshotRequest<'_>,
+    ) -> Result<LayerFiles, BoxError> {
+        let server = self.0.server.running().await?;
+        let _permit = self.0.snapshots.acquire().await;
+        let (directory, mut unfinished) = self.begin(request.into)?;
+        let layers = plan::layers(layers);
+        let begun = Instant::now();
+        let merge = server
+            .start_merge(&layers, directory.as_fd(), limits(&request))
+            .map_err(|error| copy_error(&error))?;
+        let size = unfinished.wait(merge, request.time_limit).await?;
+        let merged = Copied {
+            size,
+            frozen: None,
+            begun,
+            directory,
+            unfinished,
+        };
+        merged.keep().await?;
+        Ok(LayerFiles {
+            kind: LayerKind::Directory,
+            bytes: size.bytes,
+            entries: size.entries,
+        })
+    }
+
+    /// Creates the directory of a copy, which is removed unless the copy is complete.
+    fn begin(&self, into: &Path) -> Result<(File, Unfinished), BoxError> {
+        let directory = create(into, self.0.config.run_as).map_err(|error| failed(&error))?;
+        let unfinished = Unfinished {
+            path: into.to_owned(),
             copy: None,
             is_complete: false,
         };
-        let frozen = match live_box.hold().await {
-            // The caller states that no process would run.
-            Err(error) if request.is_stopped && error.code() == Code::Unsupported => None,
-            frozen => Some(frozen?),
-        };
-        let begun = Instant::now();
-        let limits = SnapshotLimits {
-            bytes: request.max_bytes,
-            entries: request.max_entries,
-        };
-        let copy = server
-            .start_snapshot(&live_box.sandbox, directory.as_fd(), limits)
-            .map_err(|error| sandbox_error(&error))?;
-        let waiting = async {
-            let copy = unfinished.copy.insert(copy);
-            readable(copy.as_fd()).await
-        };
-        let waited = tokio::time::timeout(request.time_limit, waiting).await;
-        let waited = waited.map_err(|_| too_slow(request.time_limit))?;
+        Ok((directory, unfinished))
+    }
+}
+
+impl Unfinished {
+    /// Waits for a copy.
+    async fn wait(
+        &mut self,
+        copy: PendingSnapshot,
+        limit: Duration,
+    ) -> Result<SnapshotSize, BoxError> {
+        let copy = self.copy.insert(copy);
+        let waited = tokio::time::timeout(limit, readable(copy.as_fd())).await;
+        let waited = waited.map_err(|_| too_slow(limit))?;
         waited.map_err(|error| failed(&error))?;
-        let copied = unfinished
-            .copy
-            .take()
-            .ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
-        let size = copied.finish().map_err(|error| copy_error(&error))?;
-        check_unchanged(&live_box, frozen.is_some())?;
-        let paused = begun.elapsed();
-        drop(frozen);
-        // Without this, a crash of the machine could leave a snapshot with empty files.
-        let written = tokio::task::spawn_blocking(move || rustix::fs::syncfs(&directory)).await;
-        written
-            .map_err(|_| BoxError::internal("snapshot task failed"))?
-            .map_err(|error| failed(&error.into()))?;
-        unfinished.is_complete = true;
-        Ok(Snapshot::new(size.bytes, size.entries, paused))
+        let copied = self.copy.take();
+        let copied = copied.ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
+        copied.finish().map_err(|error| copy_error(&error))
+    }
+}
+
+fn limits(request: &SnapshotRequest<'_>) -> SnapshotLimits {
+    SnapshotLimits {
+        bytes: request.max_bytes,
+        entries: request.max_entries,
     }
 }
 
@@ -145,7 +228,7 @@ fn copy_error(error: &box_sys::Error) -> BoxError {
 }
 
 /// Converts a failure of the file system.
-fn failed(error: &io::Error) -> BoxError {
+pub(super) fn failed(error: &io::Error) -> BoxError {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             BoxError::capacity("snapshot: the server's disk has no room for it")

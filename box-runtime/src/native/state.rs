@@ -3,7 +3,7 @@
 //! It holds the socket of the agent, the logs of the commands, and the record for a later process.
 
 use std::fs::{DirBuilder, File, Permissions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
@@ -17,6 +17,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::quota::QuotaRecord;
+use crate::backend::LayerFiles;
+
+/// Name of the decision to stop the box.
+const STOP: &str = "stop.json";
 
 /// Name of the log file.
 const LOGS: &str = "logs";
@@ -35,7 +39,20 @@ pub(super) struct StoredBox {
     /// Limit of the private files in bytes. `None` in records of older versions.
     #[serde(default)]
     pub(super) private_limit: Option<u64>,
+    /// Disk of an earlier box that this one uses.
+    #[serde(default)]
+    pub(super) earlier_disk: Option<PathBuf>,
     pub(super) record: String,
+}
+
+/// Decision to stop a box and to keep its private files.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct StopRecord {
+    /// Disk of the box, or the complete copy of its files.
+    pub(super) from: PathBuf,
+    /// Path of the layer.
+    pub(super) into: PathBuf,
+    pub(super) files: LayerFiles,
 }
 
 /// State directory of a box.
@@ -109,10 +126,30 @@ impl StateDir {
     /// Replaces the record atomically, so that a reader always finds a complete one.
     pub(super) fn store(&self, stored: &StoredBox) -> io::Result<()> {
         let (temporary, target) = (self.0.join("box.json.new"), self.0.join("box.json"));
-        let mut options = std::fs::OpenOptions::new();
-        let options = options.write(true).create(true).truncate(true).mode(0o600);
-        serde_json::to_writer(options.open(&temporary)?, stored)?;
+        write_json(&temporary, stored)?;
         std::fs::rename(temporary, target)
+    }
+
+    /// Stores the decision to stop the box, so that every later process completes it.
+    pub(super) fn store_stop(&self, record: &StopRecord) -> io::Result<()> {
+        let (temporary, target) = (self.0.join("stop.json.new"), self.0.join(STOP));
+        write_json(&temporary, record)?.sync_all()?;
+        std::fs::rename(temporary, target)?;
+        File::open(&self.0)?.sync_all()
+    }
+
+    /// Removes that decision.
+    pub(super) fn forget_stop(&self) {
+        let _ = std::fs::remove_file(self.0.join(STOP));
+    }
+
+    /// Reads that decision, if it was stored.
+    pub(super) fn stop_record(&self) -> io::Result<Option<StopRecord>> {
+        match std::fs::read(self.0.join(STOP)) {
+            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Removes the record, so that no process adopts the box.
@@ -159,6 +196,16 @@ impl StateDir {
     pub(super) fn remove(&self) {
         let _ = box_sys::walk::remove_all(&self.0);
     }
+}
+
+/// Writes a new file in one call: a record has several hundred tokens.
+fn write_json(path: &Path, value: &impl Serialize) -> io::Result<File> {
+    let json = serde_json::to_vec(value)?;
+    let mut options = std::fs::OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(path)?;
+    file.write_all(&json)?;
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ impl Volumes for NativeBackend {
             }
             let mut size = Size::default();
             let directory = File::open(volume.0.join(DIRECTORY))?;
-            size.add(directory, None, |_| true)?;
+            size.add(directory, &[], |_| true)?;
             Ok(size.bytes)
         })
         .await
@@ -197,6 +197,7 @@ impl NativeBackend {
                 source,
                 target: PathBuf::from(&mounted.mount.mount_path),
                 writable,
+                overlay: false,
             });
         }
         Ok(plan)

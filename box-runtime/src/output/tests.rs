@@ -249,3 +249,25 @@ fn impossible_offsets_are_refused() {
             .is_ok()
     );
 }
+
+#[test]
+fn a_reader_that_wants_nothing_stops_at_its_start_however_the_output_is_split() {
+    let read = |pieces: usize| {
+        let mut view = OutputView::new(View::Bytes, ReadFrom::Pos(3), Some(0), None);
+        for (number, part) in b"abcde".chunks(pieces).enumerate() {
+            let chunk = bytes(Stderr, (number * pieces) as u64, part);
+            if let Converted::Enough(_) = view.convert(chunk).unwrap() {
+                break;
+            }
+        }
+        let end = view.end(ReadWhy::Exit);
+        (end.next, end.pos)
+    };
+    let at_start = PerStream {
+        stdout: 0,
+        stderr: 3,
+    };
+    for pieces in [1, 2, 3, 5] {
+        assert_eq!(read(pieces), (at_start, 3), "in pieces of {pieces}");
+    }
+}

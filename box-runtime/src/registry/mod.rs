@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use box_protocol::actions::{BoxUpdateParams, SystemShutdownResult};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxId, Name, World};
+use box_protocol::{BoxError, BoxId, GatewayName, Name};
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -32,6 +32,12 @@ pub(crate) enum RegistryMessage {
         caller: Caller,
         reply: oneshot::Sender<Result<Arc<BoxEntry>, BoxError>>,
     },
+    /// Find the box with a name.
+    FindNamed {
+        key: NameKey,
+        caller: Caller,
+        reply: oneshot::Sender<Result<Arc<BoxEntry>, BoxError>>,
+    },
     /// List all boxes that are visible to the caller.
     All {
         caller: Caller,
@@ -39,6 +45,11 @@ pub(crate) enum RegistryMessage {
     },
     Count {
         caller: Caller,
+        reply: oneshot::Sender<BoxCount>,
+    },
+    /// Counts the boxes of an owner, and all.
+    CountOf {
+        owner: Arc<str>,
         reply: oneshot::Sender<BoxCount>,
     },
     Update {
@@ -81,6 +92,7 @@ pub(crate) enum UpdateStage {
 }
 
 /// The number of boxes.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct BoxCount {
     pub(crate) visible: usize,
     pub(crate) total: usize,
@@ -134,8 +146,8 @@ impl ActorHandle {
 /// another owner.
 type Key = (Arc<str>, BoxId);
 
-/// The key of a name, which is unique per owner and world.
-type NameKey = (Arc<str>, World, Name);
+/// The key of a name, which is unique per owner and gateway.
+pub(crate) type NameKey = (Arc<str>, GatewayName, Name);
 
 impl Registry {
     pub(crate) fn new(
@@ -170,11 +182,12 @@ impl Registry {
                 biased;
                 message = self.mailbox.recv() => match message {
                     Some(message) => self.handle(message),
-                    None => return,
+                    None => break,
                 },
                 () = deadline => self.abandon_overdue(),
             }
         }
+        self.shared.pools.close();
     }
 
     fn handle(&mut self, message: RegistryMessage) {
@@ -190,6 +203,9 @@ impl Registry {
                     .map(|handle| Arc::clone(&handle.entry));
                 let _ = reply.send(found);
             }
+            RegistryMessage::FindNamed { key, caller, reply } => {
+                let _ = reply.send(self.find_named(&key, &caller));
+            }
             RegistryMessage::All { caller, reply } => {
                 let _ = reply.send(self.visible_to(&caller).map(Arc::clone).collect());
             }
@@ -199,6 +215,11 @@ impl Registry {
                 } else {
                     self.visible_to(&caller).count()
                 };
+                let total = self.boxes.len();
+                let _ = reply.send(BoxCount { visible, total });
+            }
+            RegistryMessage::CountOf { owner, reply } => {
+                let visible = self.boxes_of(&owner);
                 let total = self.boxes.len();
                 let _ = reply.send(BoxCount { visible, total });
             }
@@ -238,7 +259,10 @@ impl Registry {
         self.boxes
             .values()
             .map(|handle| &handle.entry)
-            .filter(|entry| caller.can_see(&entry.owner))
+            .filter(|entry| match caller.only_box() {
+                Some(only) => entry.has_unique_id(only),
+                None => caller.can_see(&entry.owner),
+            })
     }
 
     fn find(&self, id: &BoxId, caller: &Caller) -> Result<&ActorHandle, BoxError> {
@@ -248,11 +272,25 @@ impl Registry {
             .ok_or_else(|| self.shared.ended_boxes.not_found(&caller.name(), id))
     }
 
+    fn find_named(&self, key: &NameKey, caller: &Caller) -> Result<Arc<BoxEntry>, BoxError> {
+        let Some(id) = self.names.get(key) else {
+            let error = BoxError::not_found(format!("name: no box is named {}", key.2));
+            return Err(error.with_detail(&Detail::of_field("name").of(Subject::Box)));
+        };
+        let handle = self.find(id, caller)?;
+        Ok(Arc::clone(&handle.entry))
+    }
+
     /// Returns the key of the box that a caller refers to.
     ///
     /// The id names a box of the caller. A caller that sees all boxes can also use the `ID@OWNER`
-    /// form.
+    /// form. The holder of a capability uses the unique id of its box.
     fn key_of(&self, id: &BoxId, caller: &Caller) -> Option<Key> {
+        if let Some(only) = caller.only_box() {
+            let mut all = self.boxes.iter().filter(|_| id.as_str() == only);
+            let found = all.find(|(_, handle)| handle.entry.has_unique_id(only));
+            return found.map(|(key, _)| key.clone());
+        }
         let own = (caller.name(), id.clone());
         if self.boxes.contains_key(&own) {
             return Some(own);
@@ -290,10 +328,11 @@ impl Registry {
         let Some(spec) = request.spec() else {
             return Err(self.shared.ended_boxes.not_found(&caller.name(), id));
         };
+        caller.check_may_own()?;
         self.check_capacity(caller, request.max_boxes())?;
         if let Some(name) = &spec.name {
-            let world = spec.world.clone().unwrap_or_default();
-            self.check_name_free(&(caller.name(), world, name.clone()))?;
+            let gateway = spec.gateway.clone().unwrap_or_default();
+            self.check_name_free(&(caller.name(), gateway, name.clone()))?;
         }
         Ok(())
     }
@@ -315,14 +354,16 @@ impl Registry {
         let per_caller = config
             .max_boxes_per_caller
             .filter(|_| !caller.can_see_all());
-        if let Some(limit) = max_boxes.into_iter().chain(per_caller).min() {
-            let owners = self.boxes.values().map(|handle| &handle.entry.owner);
-            let name = caller.name();
-            if owners.filter(|owner| **owner == name).count() >= limit {
-                return Err(full("max_boxes_per_caller", limit));
-            }
+        let limit = max_boxes.into_iter().chain(per_caller).min();
+        if let Some(limit) = limit.filter(|limit| self.boxes_of(&caller.name()) >= *limit) {
+            return Err(full("max_boxes_per_caller", limit));
         }
         Ok(())
+    }
+
+    fn boxes_of(&self, owner: &Arc<str>) -> usize {
+        let owners = self.boxes.values().map(|handle| &handle.entry.owner);
+        owners.filter(|other| *other == owner).count()
     }
 
     fn check_name_free(&self, key: &NameKey) -> Result<(), BoxError> {
@@ -336,12 +377,11 @@ impl Registry {
     }
 
     /// Creates the box for a request and passes the request to its task.
-    fn create(&mut self, request: Request) {
-        let ((_, caller), Some(spec)) = (request.subject(), request.spec()) else {
-            return;
-        };
-        let entry = Arc::new(BoxEntry::new(caller.name(), spec));
-        self.insert(entry, ActorStart::Requests(vec![request]));
+    fn create(&mut self, mut request: Request) {
+        let owner = request.subject().1.name();
+        if let Some(entry) = new_entry(owner, &mut request) {
+            self.insert(entry, ActorStart::Requests(vec![request]));
+        }
     }
 
     /// Registers an adopted box, unless another box has its key.
@@ -358,7 +398,7 @@ impl Registry {
         if let Some(name) = entry.status().name.clone() {
             let id = entry.spec.box_id.clone();
             self.names
-                .insert((Arc::clone(&entry.owner), entry.world(), name), id);
+                .insert((Arc::clone(&entry.owner), entry.gateway(), name), id);
         }
         let limit = self.shared.config.queued_calls;
         let (sender, mailbox) = mpsc::channel(limit.max(1));
@@ -435,7 +475,7 @@ impl Registry {
         self.shared.ended_boxes.set_error(entry);
         if let Some(name) = entry.status().name.clone() {
             self.names
-                .remove(&(Arc::clone(&entry.owner), entry.world(), name));
+                .remove(&(Arc::clone(&entry.owner), entry.gateway(), name));
         }
         self.boxes.remove(&key)
     }
@@ -465,12 +505,22 @@ impl Registry {
                 Err(error) => request.refuse(error),
             }
         }
-        if let Some(spec) = next.first().and_then(Request::spec) {
-            let entry = Arc::new(BoxEntry::new(Arc::clone(&entry.owner), spec));
+        let first = next.first_mut();
+        let owner = Arc::clone(&entry.owner);
+        if let Some(entry) = first.and_then(|first| new_entry(owner, first)) {
             self.insert(entry, ActorStart::Requests(next));
         }
         self.shutdowns.answer_finished();
     }
+}
+
+/// Creates the entry of the box that a request asks for, if it can create one.
+fn new_entry(owner: Arc<str>, request: &mut Request) -> Option<Arc<BoxEntry>> {
+    let entry = Arc::new(BoxEntry::new(owner, request.spec()?));
+    if let Some(origin) = request.take_origin() {
+        entry.set_origin(*origin);
+    }
+    Some(entry)
 }
 
 /// Checks whether a request may go to an existing box.

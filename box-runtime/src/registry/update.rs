@@ -40,7 +40,7 @@ impl Registry {
         }
         let old = entry.status().name.clone();
         let name = params.name.filter(|name| old.as_ref() != Some(name));
-        let key = |name| (Arc::clone(&entry.owner), entry.world(), name);
+        let key = |name| (Arc::clone(&entry.owner), entry.gateway(), name);
         if let Some(name) = &name {
             self.check_name_free(&key(name.clone()))?;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     BoxCreateParams, BoxDeleteParams, FileRead, FileReadParams, FileStat, FileStatParams,
-    FileStatResult, FileWrite, FileWriteParams, IfExists, SystemShutdownParams,
+    FileStatResult, FileWrite, FileWriteParams, SystemShutdownParams,
 };
 use box_protocol::error::{Detail, Ended};
 use box_protocol::{BoxError, BoxState, Code, SpecDraft, UnixMs};
@@ -26,10 +26,7 @@ fn runtime(shared: Shared, ttl: Duration) -> (BoxRuntime, FileBackend) {
 }
 
 async fn create(runtime: &BoxRuntime, caller: &Caller) -> Result<(), BoxError> {
-    let params = BoxCreateParams {
-        spec: SpecDraft::new("s"),
-        if_exists: IfExists::Reuse,
-    };
+    let params = BoxCreateParams::new(SpecDraft::new("s"));
     runtime.create(caller, params).await.map(drop)
 }
 

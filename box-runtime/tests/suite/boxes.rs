@@ -2,7 +2,9 @@
 
 use box_protocol::actions::{BoxCreateParams, BoxListParams, BoxUpdateParams, IfExists};
 use box_protocol::error::Detail;
-use box_protocol::{BoxMountSpec, BoxSpec, BoxState, Code, HostPathMode, LaneStatus, SpecDraft};
+use box_protocol::{
+    BoxMountSpec, BoxSpec, BoxState, Code, GatewayName, HostPathMode, LaneStatus, Name, SpecDraft,
+};
 use box_runtime::Capabilities;
 use box_runtime::fake::{Reply, Trouble};
 use serde_json::json;
@@ -132,12 +134,12 @@ async fn another_compatibility_mode_conflicts() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     let mut other = spec("s", "true");
-    other.world = Some(box_protocol::World::of("other"));
+    other.gateway = Some(box_protocol::GatewayName::of("other"));
     let error = w.exec_spec(other).await.unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
     assert_eq!(
         error.detail::<Detail>().unwrap().field.as_deref(),
-        Some("world")
+        Some("gateway")
     );
 }
 
@@ -227,8 +229,8 @@ async fn create_returns_the_info_and_whether_the_box_existed() {
     assert_eq!(found.info.created_at, made.info.created_at);
     assert_eq!(w.backend.starts(), ["c-1"]);
     let params = BoxCreateParams {
-        spec: SpecDraft::new("c-1"),
         if_exists: IfExists::Fail,
+        ..BoxCreateParams::new(SpecDraft::new("c-1"))
     };
     assert_eq!(
         code(w.runtime.create(&w.caller, params).await),
@@ -349,7 +351,7 @@ async fn lists_are_sorted_filtered_and_paged() {
     };
     assert_eq!(w.runtime.list(&w.caller, &labelled).await.unwrap().total, 2);
     let other = BoxListParams {
-        world: Some(box_protocol::World::of("other")),
+        gateway: Some(box_protocol::GatewayName::of("other")),
         ..BoxListParams::default()
     };
     assert_eq!(w.runtime.list(&w.caller, &other).await.unwrap().total, 0);
@@ -451,4 +453,39 @@ async fn every_admitted_call_is_served_by_the_next_box() {
         assert_eq!(call.await.unwrap().unwrap().stdout, "executed: later");
     }
     assert_eq!(w.backend.starts(), ["s", "s"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_is_found_by_the_name_that_its_owner_gave_it() {
+    let w = fixture();
+    let (ann, bob) = (w.with_token("ann"), w.with_token("bob"));
+    let named = |box_id: &str, gateway: &'static str| {
+        let name = Some(Name::new("web").unwrap());
+        SpecDraft {
+            name,
+            gateway: Some(GatewayName::of(gateway)),
+            ..SpecDraft::new(box_id)
+        }
+    };
+    ann.create(named("a", "native")).await.unwrap();
+    ann.create(named("b", "e2b")).await.unwrap();
+    bob.create(named("c", "native")).await.unwrap();
+    let find = async |who: &super::fixture::Fixture, gateway: &'static str, name: &str| {
+        let (gateway, name) = (GatewayName::of(gateway), Name::new(name).unwrap());
+        let found = who.runtime.get_named(&who.caller, gateway, name).await;
+        found.map(|info| info.box_id.to_string())
+    };
+    assert_eq!(find(&ann, "native", "web").await.unwrap(), "a");
+    assert_eq!(find(&ann, "e2b", "web").await.unwrap(), "b");
+    assert_eq!(find(&bob, "native", "web").await.unwrap(), "c");
+    assert_eq!(code(find(&bob, "e2b", "web").await), Code::NotFound);
+    let rename = BoxUpdateParams {
+        name: Some(Name::new("db").unwrap()),
+        ..BoxUpdateParams::of(id("a"))
+    };
+    ann.runtime.update(&ann.caller, rename).await.unwrap();
+    assert_eq!(code(find(&ann, "native", "web").await), Code::NotFound);
+    assert_eq!(find(&ann, "native", "db").await.unwrap(), "a");
+    ann.delete("a").await.unwrap();
+    assert_eq!(code(find(&ann, "native", "db").await), Code::NotFound);
 }

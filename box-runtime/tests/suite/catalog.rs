@@ -17,7 +17,11 @@ pub(crate) fn params<T: serde::de::DeserializeOwned>(value: Value) -> T {
 }
 
 pub(crate) fn with_catalog(directory: &tempfile::TempDir) -> Fixture {
-    let catalog = Catalog::open(directory.path(), Limits { items_per_owner: 5 }).unwrap();
+    let limits = Limits {
+        items_per_owner: 5,
+        ..Limits::default()
+    };
+    let catalog = Catalog::open(directory.path(), limits).unwrap();
     fixture_with(|config| config.catalog = Some(Arc::new(catalog)))
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Every call is answered, and the invariants over all boxes hold.
 
+use std::path::Path;
 use std::time::Duration;
 
 use box_protocol::actions::{BoxTransitionParams, BoxUpdateParams, OnTimeout, TargetState};
@@ -150,7 +151,7 @@ impl Fixture {
     }
 
     /// Each box has the same reported, stored and enforced settings.
-    async fn is_consistent(&self) {
+    async fn is_consistent(&self, state: &Path) {
         let kept = self.backend.persisted();
         let applied = self.backend.policies();
         for box_id in self.ids().await {
@@ -163,8 +164,12 @@ impl Fixture {
             if !lasts || info.status == LaneStatus::Closing {
                 continue;
             }
-            let (_, record) = kept.iter().rfind(|(of, _)| of == box_id).unwrap();
-            let record: Value = serde_json::from_str(record).unwrap();
+            let record: Value = if info.state == BoxState::Stopped {
+                stopped_record(state, box_id)
+            } else {
+                let (_, record) = kept.iter().rfind(|(of, _)| of == box_id).unwrap();
+                serde_json::from_str(record).unwrap()
+            };
             let info_json = serde_json::to_value(&info).unwrap();
             for member in ["labels", "lifetime", "network_policy"] {
                 assert_eq!(record[member], info_json[member], "{box_id} {member}");
@@ -175,6 +180,10 @@ impl Fixture {
                 info.state == BoxState::Stopped,
                 "{box_id}"
             );
+            // A stopped box has no network.
+            if info.state == BoxState::Stopped {
+                continue;
+            }
             let (_, policy) = applied.iter().rfind(|(of, _)| of == box_id).unwrap();
             let policy = serde_json::to_value(policy).unwrap();
             let wanted = &info_json["network_policy"];
@@ -186,8 +195,19 @@ impl Fixture {
     }
 }
 
+/// Reads the record of a stopped box.
+fn stopped_record(state: &Path, box_id: &str) -> Value {
+    let records = std::fs::read_dir(state.join("stopped")).unwrap().flatten();
+    let texts = records.map(|record| std::fs::read_to_string(record.path()).unwrap());
+    let mut records = texts.map(|text| serde_json::from_str::<Value>(&text).unwrap());
+    let found = records.find(|record| record["spec"]["box_id"] == box_id);
+    found.unwrap_or_else(|| panic!("{box_id} has no record"))
+}
+
 async fn check(calls: Vec<(u64, u8, Call)>) {
+    let state = tempfile::tempdir().unwrap();
     let w = fixture_with(|config| {
+        config.state_dir = Some(state.path().to_owned());
         config.idle_ttl = Duration::from_secs(100);
         config.max_boxes = MAX_BOXES;
         config.queued_calls = 4;
@@ -225,7 +245,7 @@ async fn check(calls: Vec<(u64, u8, Call)>) {
     );
     assert!(w.backend.max_concurrent_boxes() <= MAX_BOXES);
     sleep(Duration::from_secs(1)).await;
-    w.is_consistent().await;
+    w.is_consistent(state.path()).await;
     w.backend.set_clear_trouble(None);
     w.backend.set_health_trouble(None);
     w.shutdown().await;

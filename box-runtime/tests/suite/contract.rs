@@ -2,8 +2,8 @@
 
 use box_protocol::actions::{
     AttachOptions, BoxCreate, BoxCreateParams, BoxDelete, BoxDeleteParams, BoxExec, BoxGet,
-    BoxGetParams, BoxList, BoxListParams, CommandChunk, IfExists, SystemConfigure,
-    SystemConfigureParams, SystemHealth, SystemShutdown, SystemShutdownParams, SystemStatus,
+    BoxGetParams, BoxList, BoxListParams, CommandChunk, SystemConfigure, SystemConfigureParams,
+    SystemHealth, SystemShutdown, SystemShutdownParams, SystemStatus,
 };
 use box_protocol::{Code, SpecDraft};
 use box_rpc::{CallError, Empty, Options, Router, Session};
@@ -50,10 +50,7 @@ async fn a_box_is_created_used_and_deleted_over_a_connection() {
             .as_deref(),
         Some("fake")
     );
-    let create = BoxCreateParams {
-        spec: SpecDraft::new("r-1"),
-        if_exists: IfExists::Reuse,
-    };
+    let create = BoxCreateParams::new(SpecDraft::new("r-1"));
     assert!(!peer.call::<BoxCreate>(&create).await.unwrap().existed);
     let result = peer
         .call::<BoxExec>(&exec_of(spec("r-1", "echo remote")))
@@ -68,10 +65,7 @@ async fn a_box_is_created_used_and_deleted_over_a_connection() {
         word(peer.call::<BoxExec>(&conflicting).await),
         Code::Conflict
     );
-    let key = BoxGetParams {
-        box_id: id("r-1"),
-        guest: false,
-    };
+    let key = BoxGetParams::new(id("r-1"));
     assert_eq!(
         peer.call::<BoxGet>(&key).await.unwrap().info.backend_name,
         "fake"
@@ -126,10 +120,7 @@ async fn a_connection_has_the_identity_of_its_token() {
     let refused = bob
         .client
         .peer()
-        .call::<BoxGet>(&BoxGetParams {
-            box_id: id("s"),
-            guest: false,
-        })
+        .call::<BoxGet>(&BoxGetParams::new(id("s")))
         .await;
     assert_eq!(word(refused), Code::NotFound);
     w.runtime

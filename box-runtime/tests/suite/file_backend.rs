@@ -179,8 +179,12 @@ fn info(path: String) -> FileStatInfo {
         mode: 0o644,
         owner: "box".into(),
         group: "box".into(),
+        uid: 0,
+        gid: 0,
         modified_at: UnixMs(0),
+        created_at: None,
         etag: "e".into(),
         target: None,
+        xattrs: std::collections::BTreeMap::new(),
     }
 }

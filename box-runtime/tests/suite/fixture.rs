@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{
     BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxDeleteResult, BoxExecParams,
-    BoxListParams, IfExists, OnTimeout, SystemShutdownParams, SystemShutdownResult,
+    BoxListParams, OnTimeout, SystemShutdownParams, SystemShutdownResult,
 };
 use box_protocol::{BoxError, BoxExecutionResult, BoxId, BoxInfo, Code, CommandInfo, SpecDraft};
 use box_runtime::fake::FakeBackend;
@@ -49,10 +49,14 @@ pub(crate) fn exec_of(spec: SpecDraft) -> BoxExecParams {
 
 impl Fixture {
     pub(crate) fn with_token(&self, name: &str) -> Self {
+        self.with_caller(Caller::token(name))
+    }
+
+    pub(crate) fn with_caller(&self, caller: Caller) -> Self {
         Self {
             backend: self.backend.clone(),
             runtime: self.runtime.clone(),
-            caller: Caller::token(name),
+            caller,
         }
     }
 
@@ -88,10 +92,7 @@ impl Fixture {
     }
 
     pub(crate) async fn create(&self, spec: SpecDraft) -> Result<BoxCreateResult, BoxError> {
-        let params = BoxCreateParams {
-            spec,
-            if_exists: IfExists::Reuse,
-        };
+        let params = BoxCreateParams::new(spec);
         self.runtime.create(&self.caller, params).await
     }
 

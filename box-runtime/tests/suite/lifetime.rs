@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use box_protocol::actions::BoxUpdateParams;
 use box_protocol::{
-    BoxError, BoxState, Code, LaneStatus, Lifetime, LifetimeChange, OnIdle, SpecDraft, UnixMs,
+    BoxError, BoxState, Code, LaneStatus, Lifetime, LifetimeAction, LifetimeChange, SpecDraft,
+    UnixMs,
 };
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::sleep;
@@ -173,7 +174,7 @@ async fn a_slow_health_answer_counts_as_use() {
 fn stopping(box_id: &str) -> SpecDraft {
     let lifetime = Lifetime {
         idle_ms: Some(10_000),
-        on_idle: OnIdle::Stop,
+        on_idle: LifetimeAction::Stop,
         wake: true,
         ..Lifetime::default()
     };
@@ -197,6 +198,109 @@ async fn a_failed_stop_keeps_the_files_and_is_retried() {
     sleep(seconds(30)).await;
     assert_eq!(w.get("s").await.unwrap().state, BoxState::Stopped);
     assert_eq!(w.backend.stops(), [""; 0]);
+}
+
+fn expiring(box_id: &str, on_expiry: LifetimeAction) -> SpecDraft {
+    let lifetime = Lifetime {
+        expires_at: Some(UnixMs(UnixMs::now().0 + 60_000)),
+        on_expiry,
+        wake: true,
+        ..Lifetime::default()
+    };
+    with_lifetime(box_id, lifetime).persistent(true)
+}
+
+async fn state(w: &Fixture, box_id: &str) -> BoxState {
+    w.get(box_id).await.unwrap().state
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_box_can_be_paused_and_a_call_resumes_it() {
+    let w = fixture();
+    let lifetime = Lifetime {
+        idle_ms: Some(10_000),
+        on_idle: LifetimeAction::Pause,
+        wake: true,
+        ..Lifetime::default()
+    };
+    w.create(with_lifetime("s", lifetime)).await.unwrap();
+    sleep(seconds(9)).await;
+    assert_eq!(state(&w, "s").await, BoxState::Running);
+    sleep(seconds(2)).await;
+    assert_eq!(state(&w, "s").await, BoxState::Paused);
+    sleep(Duration::from_hours(5)).await;
+    assert_eq!(state(&w, "s").await, BoxState::Paused, "until it is used");
+    w.exec("s", "true").await.unwrap();
+    assert_eq!(state(&w, "s").await, BoxState::Running);
+    sleep(seconds(11)).await;
+    assert_eq!(state(&w, "s").await, BoxState::Paused);
+    let events = ["started", "paused", "resumed", "paused"];
+    assert_eq!(w.events("s").await, events);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_box_can_be_kept_and_used_again() {
+    let w = fixture();
+    for (id, action, kept) in [
+        ("stops", LifetimeAction::Stop, BoxState::Stopped),
+        ("pauses", LifetimeAction::Pause, BoxState::Paused),
+    ] {
+        w.create(expiring(id, action)).await.unwrap();
+        sleep(seconds(55)).await;
+        assert_eq!(state(&w, id).await, BoxState::Running);
+        sleep(seconds(10)).await;
+        assert_eq!(state(&w, id).await, kept);
+        let lifetime = w.get(id).await.unwrap().lifetime.unwrap();
+        assert_eq!((lifetime.expires_at, lifetime.on_expiry), (None, action));
+        // The expiry has passed, so the woken box stays.
+        let call = spec(id, "true").persistent(true);
+        w.exec_spec(call).await.unwrap();
+        sleep(Duration::from_hours(5)).await;
+        assert_eq!(state(&w, id).await, BoxState::Running);
+        assert_eq!(
+            w.events(id).await.last().unwrap(),
+            if kept == BoxState::Stopped {
+                "started"
+            } else {
+                "resumed"
+            }
+        );
+    }
+    // A stopped box has no sandbox, so its start makes a new one.
+    assert_eq!(w.backend.starts(), ["stops", "stops", "pauses"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expiry_that_keeps_the_box_waits_for_its_exec() {
+    let w = fixture();
+    w.backend
+        .on_command("job", Reply::default().takes(seconds(100)));
+    for (id, action, kept) in [
+        ("stops", LifetimeAction::Stop, BoxState::Stopped),
+        ("pauses", LifetimeAction::Pause, BoxState::Paused),
+    ] {
+        let job = expiring(id, action).cmd("job").timeout_sec(1000);
+        let running = w.begin_exec(super::fixture::exec_of(job)).await;
+        sleep(seconds(90)).await;
+        assert_eq!(state(&w, id).await, BoxState::Running);
+        assert_eq!(running.await.unwrap().unwrap().exit_code, Some(0));
+        sleep(seconds(1)).await;
+        assert_eq!(state(&w, id).await, kept);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_box_that_cannot_be_stopped_is_stopped_later() {
+    let w = fixture();
+    w.create(expiring("s", LifetimeAction::Stop)).await.unwrap();
+    let stuck = Trouble::Fail(BoxError::internal("stuck"));
+    w.backend.set_clear_trouble(Some(stuck));
+    sleep(seconds(70)).await;
+    assert_eq!(state(&w, "s").await, BoxState::Running);
+    assert_eq!(w.events("s").await, ["started", "unstopped"]);
+    w.backend.set_clear_trouble(None);
+    sleep(seconds(70)).await;
+    assert_eq!(state(&w, "s").await, BoxState::Stopped);
 }
 
 #[tokio::test(start_paused = true)]

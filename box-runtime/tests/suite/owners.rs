@@ -1,10 +1,13 @@
 //! A box belongs to the caller that made it.
 
-use box_protocol::Code;
-use box_protocol::actions::{BoxListParams, SystemShutdownParams};
+use box_protocol::actions::{
+    BoxListParams, BoxTransitionParams, SystemShutdownParams, TargetState,
+};
+use box_protocol::{BoxState, Code};
 use box_runtime::Caller;
+use box_runtime::fake::Trouble;
 
-use super::fixture::{code, fixture, id, spec};
+use super::fixture::{code, fixture, id, seconds, settle, spec};
 
 #[tokio::test(start_paused = true)]
 async fn boxes_of_other_owners_do_not_exist() {
@@ -97,4 +100,71 @@ async fn a_token_named_local_has_no_administrator_rights() {
     let refused = token.runtime.shutdown(&token.caller, exit).await;
     assert_eq!(code(refused), Code::Denied);
     assert_eq!(w.ids().await, ["a", "b@token:local"], "control");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_holder_of_a_capability_sees_one_box() {
+    let w = fixture();
+    let (alice, bob) = (w.with_token("alice"), w.with_token("bob"));
+    for (owner, name) in [(&alice, "x"), (&bob, "y"), (&w, "z")] {
+        owner.create(spec(name, "")).await.unwrap();
+    }
+    let unique = alice.get("x").await.unwrap().unique_id;
+    let holder = w.with_caller(Caller::only(unique.as_str()));
+    // The box has its unique id and no other.
+    assert_eq!(holder.ids().await, std::slice::from_ref(&unique));
+    assert_eq!(holder.get(&unique).await.unwrap().unique_id, unique);
+    holder.exec(&unique, "by capability").await.unwrap();
+    let others = w.get("z").await.unwrap().unique_id;
+    for other in ["x", "x@alice", "y@bob", "z", &others] {
+        assert_eq!(code(holder.get(other).await), Code::NotFound, "{other}");
+        assert_eq!(code(holder.delete(other).await), Code::NotFound, "{other}");
+    }
+    // It owns nothing, and ends nothing.
+    assert_eq!(code(holder.create(spec("new", "")).await), Code::Denied);
+    assert_eq!(code(holder.exec("new", "true").await), Code::Denied);
+    assert_eq!(holder.shutdown().await.ended, 0);
+    assert_eq!(w.ids().await, ["x@alice", "y@bob", "z"]);
+    // A token with the holder's name does not see the box.
+    let named = w.with_token(&holder.caller.name());
+    assert!(named.ids().await.is_empty());
+    alice.delete("x").await.unwrap();
+    assert!(holder.ids().await.is_empty());
+    assert_eq!(code(holder.get(&unique).await), Code::NotFound);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_box_has_one_unique_id_from_its_creation_to_its_deletion() {
+    let w = fixture();
+    w.backend.next_start(Trouble::Slow(seconds(9)));
+    let creating = w.create(spec("x", ""));
+    let early = async {
+        settle().await;
+        w.get("x").await.unwrap()
+    };
+    let (created, early) = tokio::join!(creating, early);
+    let unique = created.unwrap().info.unique_id;
+    assert_eq!(
+        (early.state, &early.unique_id),
+        (BoxState::Starting, &unique)
+    );
+    let holder = w.with_caller(Caller::only(unique.as_str()));
+    for to in [TargetState::Stopped, TargetState::Running] {
+        let params = BoxTransitionParams {
+            box_id: id("x"),
+            to,
+        };
+        w.runtime.transition(&w.caller, params).await.unwrap();
+        assert_eq!(holder.get(&unique).await.unwrap().unique_id, unique);
+    }
+    // A new box has another one, also if it takes the place of a dead box.
+    w.backend.kill_box("x");
+    w.exec("x", "true").await.unwrap();
+    let replaced = w.get("x").await.unwrap().unique_id;
+    w.delete("x").await.unwrap();
+    w.create(spec("x", "")).await.unwrap();
+    let later = w.get("x").await.unwrap().unique_id;
+    assert!(unique != replaced && replaced != later && unique != later);
+    assert_eq!(code(holder.get(&unique).await), Code::NotFound);
+    assert_eq!(w.get(&later).await.unwrap().unique_id, later);
 }

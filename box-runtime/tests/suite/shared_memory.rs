@@ -8,8 +8,7 @@ use async_trait::async_trait;
 use box_protocol::actions::{
     AgentFileChunk, AgentHealth, AgentHealthParams, AgentHealthResult, AgentRead, AgentReadParams,
     AgentWrite, AgentWriteParams, BoxCreateParams, FILE_PIECE, FILE_PLACES, FileChunk, FileKind,
-    FileRead, FileReadParams, FileStatInfo, FileWrite, FileWriteParams, IfExists, SPOOL_BYTES,
-    SPOOL_SLOTS,
+    FileRead, FileReadParams, FileStatInfo, FileWrite, FileWriteParams, SPOOL_BYTES, SPOOL_SLOTS,
 };
 use box_protocol::{BoxError, Code, MAX_CHUNK_BYTES, SpecDraft, UnixMs};
 use box_rpc::{Call, Handle, Limits, Options, Router, Session};
@@ -97,9 +96,13 @@ fn info(path: String, size: u64) -> FileStatInfo {
         mode: 0o644,
         owner: "box".into(),
         group: "box".into(),
+        uid: 0,
+        gid: 0,
         modified_at: UnixMs(0),
+        created_at: None,
         etag: "e".into(),
         target: None,
+        xattrs: std::collections::BTreeMap::new(),
     }
 }
 
@@ -173,10 +176,7 @@ async fn slotted() -> (BoxRuntime, SharedMemoryBackend) {
         used: Mutex::default(),
     }));
     let runtime = BoxRuntime::start(RuntimeConfig::with(backend.clone()));
-    let params = BoxCreateParams {
-        spec: SpecDraft::new("s"),
-        if_exists: IfExists::Reuse,
-    };
+    let params = BoxCreateParams::new(SpecDraft::new("s"));
     runtime.create(&Caller::Local, params).await.unwrap();
     (runtime, backend)
 }

@@ -228,3 +228,18 @@ fn directories_of_dead_processes_are_removed() {
     sweep(root.path(), SCRATCH);
     assert!(!dead.exists() && alive.join("x").exists() && root.path().join("other/x").exists());
 }
+
+#[test]
+fn a_new_directory_is_not_taken_for_one_of_a_dead_process() {
+    let root = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let made = TemporaryDirectory::new(root.path(), SCRATCH, None).unwrap();
+                    assert!(made.path().is_dir());
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,122 @@
+//! Records of stopped boxes on disk, which survive a crash of the machine.
+//!
+//! A stopped box has no sandbox, and so no record of the backend. Its record names its layers. The
+//! runtime writes it before it removes the record of the backend, and removes it after a start has
+//! written a new one. If both exist, the box of the backend counts if it lives.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use box_protocol::BoxError;
+use uuid::Uuid;
+
+/// The records of stopped boxes. Clones share the directory.
+///
+/// Without a directory, stopped boxes end with this process.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StoppedBoxes(Option<Arc<PathBuf>>);
+
+/// The place of the record of one box.
+#[derive(Debug, Clone)]
+pub(crate) struct StoppedRecord {
+    records: StoppedBoxes,
+    id: Uuid,
+}
+
+impl StoppedBoxes {
+    pub(crate) fn new(directory: Option<PathBuf>) -> Self {
+        Self(directory.map(Arc::new))
+    }
+
+    /// The place of the record of a box with this internal id.
+    pub(crate) fn place(&self, id: Uuid) -> StoppedRecord {
+        StoppedRecord {
+            records: self.clone(),
+            id,
+        }
+    }
+
+    /// Returns all records, with the internal ids that the boxes had. Blocks.
+    ///
+    /// Removes those that an earlier process did not complete.
+    pub(crate) fn list(&self) -> io::Result<Vec<(Uuid, String)>> {
+        let Some(directory) = &self.0 else {
+            return Ok(Vec::new());
+        };
+        for entry in fs::read_dir(&**directory).into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|end| end == "new") {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        list(directory)
+    }
+}
+
+/// Reads all records of a directory, which may be absent.
+pub(crate) fn list(directory: &Path) -> io::Result<Vec<(Uuid, String)>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|name| name.strip_suffix(".json"));
+        if let Some(id) = id.and_then(|id| Uuid::try_parse(id).ok()) {
+            found.push((id, fs::read_to_string(entry.path())?));
+        }
+    }
+    found.sort_by_key(|(id, _)| *id);
+    Ok(found)
+}
+
+impl StoppedRecord {
+    pub(crate) fn id(&self) -> Uuid {
+        self.id
+    }
+
+    fn path(&self, directory: &Path, end: &str) -> PathBuf {
+        directory.join(format!("{}.{end}", self.id.simple()))
+    }
+
+    /// Writes the record, and returns when it is on disk. Blocks.
+    pub(crate) fn write(&self, record: &str) -> Result<(), BoxError> {
+        let Some(directory) = &self.records.0 else {
+            return Ok(());
+        };
+        let write = || -> io::Result<()> {
+            let mut builder = DirBuilder::new();
+            builder.recursive(true).mode(0o700).create(&**directory)?;
+            let unfinished = self.path(directory, "new");
+            let mut options = OpenOptions::new();
+            let options = options.write(true).create(true).truncate(true).mode(0o600);
+            let mut file = options.open(&unfinished)?;
+            file.write_all(record.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&unfinished, self.path(directory, "json"))?;
+            sync(directory)
+        };
+        write().map_err(|error| {
+            let kind = error.kind();
+            BoxError::unavailable(format!("the record of the box cannot be written: {kind}"))
+        })
+    }
+
+    /// Removes the record, which may be absent. Blocks.
+    pub(crate) fn remove(&self) {
+        if let Some(directory) = &self.records.0
+            && fs::remove_file(self.path(directory, "json")).is_ok()
+        {
+            let _ = sync(directory);
+        }
+    }
+}
+
+/// Syncs a directory, so that the names in it survive a crash of the machine.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
