@@ -1,10 +1,9 @@
 //! Output of a command, chunk by chunk and as a whole.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use box_protocol::actions::{CommandChunk, ReadWhy, StreamName};
+use box_protocol::actions::{CommandChunk, Displayed, ReadWhy, StreamName};
 use box_protocol::{
     Adjusted, BoxExecutionResult, CommandId, ExecutionStatus, Exit, ExitWhy, PerStream, RunError,
     UnixMs,
@@ -41,8 +40,8 @@ pub enum Chunk {
         /// Number of missing bytes.
         bytes: u64,
     },
-    /// A value that an interpreter displayed, by media type.
-    Display(BTreeMap<String, String>),
+    /// A value that an interpreter displayed.
+    Display(Displayed),
 }
 
 impl Chunk {
@@ -130,8 +129,8 @@ pub struct Output {
     pub dropped: PerStream,
     /// Whether output is missing: dropped, or truncated by the policy of the server.
     pub truncated: bool,
-    /// Values that an interpreter displayed, by media type.
-    pub displayed: Vec<BTreeMap<String, String>>,
+    /// Values that an interpreter displayed.
+    pub displayed: Vec<Displayed>,
     /// The error that an interpreter reported.
     pub error: Option<RunError>,
     /// Run time, if known.
@@ -211,7 +210,7 @@ pub(crate) struct Capture {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     dropped: PerStream,
-    displayed: Vec<BTreeMap<String, String>>,
+    displayed: Vec<Displayed>,
     displayed_bytes: usize,
     displays_dropped: bool,
 }
@@ -245,9 +244,8 @@ impl Capture {
         }
     }
 
-    fn display(&mut self, values: &BTreeMap<String, String>) {
-        let sizes = values.iter().map(|(kind, value)| kind.len() + value.len());
-        let size = sizes.sum::<usize>() + size_of_val(values);
+    fn display(&mut self, values: &Displayed) {
+        let size = values.bytes() + size_of_val(values);
         let bytes = self.displayed_bytes.saturating_add(size);
         if bytes <= self.limit {
             self.displayed_bytes = bytes;

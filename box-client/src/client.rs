@@ -71,7 +71,10 @@ impl BoxClient {
     ) -> Result<BoxHandle, ClientError> {
         // The client validates a copy and sends the draft, because the service adds the defaults.
         spec.clone().build()?;
-        let params = BoxCreateParams { spec, if_exists };
+        let params = BoxCreateParams {
+            if_exists,
+            ..BoxCreateParams::new(spec)
+        };
         let created = self.call::<BoxCreate>(&params).await?;
         let handle = BoxHandle::new(self.clone(), created.info, created.existed);
         Ok(handle
@@ -81,10 +84,7 @@ impl BoxClient {
 
     /// Opens a box; `not_found` if it does not exist or belongs to another caller.
     pub async fn open(&self, id: impl AsRef<str>) -> Result<BoxHandle, ClientError> {
-        let params = BoxGetParams {
-            box_id: BoxId::new(id)?,
-            guest: false,
-        };
+        let params = BoxGetParams::new(BoxId::new(id)?);
         let found = self.call::<BoxGet>(&params).await?;
         Ok(BoxHandle::new(self.clone(), found.info, true))
     }

@@ -113,7 +113,10 @@ impl BoxHandle {
 
     async fn get(&self, guest: bool) -> Result<BoxGetResult, ClientError> {
         let box_id = self.id.clone();
-        let params = BoxGetParams { box_id, guest };
+        let params = BoxGetParams {
+            guest,
+            ..BoxGetParams::new(box_id)
+        };
         self.client.call::<BoxGet>(&params).await
     }
 
@@ -177,11 +180,7 @@ impl BoxHandle {
 
     /// Lists the commands of the box, oldest first.
     pub async fn commands(&self) -> Result<Vec<CommandInfo>, ClientError> {
-        let params = CommandListParams {
-            box_id: self.id.clone(),
-            role: None,
-            running: None,
-        };
+        let params = CommandListParams::new(self.id.clone());
         Ok(self.client.call::<CommandList>(&params).await?.items)
     }
 

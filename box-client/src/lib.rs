@@ -63,11 +63,13 @@
 //! 5. [`ShellHandle`] (`shell`): one request at a time in a shell, which is replaced once if it is lost.
 //! 6. [`Files`] (`files`), [`PortStream`] (`port`): files and network connections.
 //! 7. [`Execution`] (`execution`): a run as messages, also from OpenSandbox's event stream.
-//! 8. `catalog`: items that outlive boxes, such as volumes and templates. [`Images`] (`images`): the images of the
+//!    `changes`: what a box has changed.
+//! 8. `catalog`: items that outlive boxes, such as volumes and pools. [`Images`] (`images`): the images of the
 //!    server.
 //! 9. [`ClientError`] (`error`): errors of the client.
 
 mod catalog;
+mod changes;
 mod chunk;
 mod client;
 mod command;
@@ -80,17 +82,23 @@ mod options;
 mod port;
 pub mod reconnect;
 mod shell;
+mod snapshots;
 mod unread;
 
 pub use box_protocol::actions::{
-    BoxListParams, CatalogListParams, CatalogPutParams, CatalogUpdateParams, FilePart,
-    FileStatInfo, Language, ReadWhy, StreamName, View,
+    BoxApplyResult, BoxListParams, CatalogListParams, CatalogPutParams, CatalogUpdateParams,
+    DiffEntry, DiffKind, Displayed, FileKind, FilePart, FileStatInfo, Language, ReadWhy,
+    StreamName, View,
 };
-pub use box_protocol::catalog::{CatalogItem, CatalogKind};
+pub use box_protocol::catalog::{
+    CatalogItem, CatalogKind, ItemChange, ItemContent, ItemDraft, PoolChange, PoolContent,
+    PoolDraft, TemplateDraft, VolumeChange, VolumeDraft,
+};
 pub use box_protocol::{
     BoxError, Code, Exit, ExitWhy, Network, NetworkPolicy, NetworkRule, PullPolicy, SpecDraft,
 };
 pub use box_transports::Endpoint;
+pub use changes::ApplyOptions;
 pub use chunk::{Chunk, Offsets, Output};
 pub use client::BoxClient;
 pub use command::{

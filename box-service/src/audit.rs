@@ -17,6 +17,16 @@ pub(crate) struct Origin {
     pub(crate) caller: Caller,
 }
 
+impl Origin {
+    /// The origin of a call without a query.
+    pub(crate) fn of(caller: &Caller) -> Self {
+        Self {
+            query_id: None,
+            caller: caller.clone(),
+        }
+    }
+}
+
 /// Logs that a command was allowed to start in an existing box.
 pub(crate) fn allowed_start(
     action: &str,

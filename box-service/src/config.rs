@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use box_protocol::{BoxError, BoxProfile};
+use box_protocol::{BoxError, BoxProfile, GatewayName, Invalid};
 use box_rpc::Caller;
 use serde::{Deserialize, Deserializer};
 
@@ -25,6 +25,8 @@ pub struct ServiceConfig {
     pub profile: String,
     /// Additional profiles. One with the name of a built-in profile replaces it.
     pub profiles: Vec<BoxProfile>,
+    /// Profiles of single gateways, by name, instead of `profile`.
+    pub gateways: BTreeMap<String, String>,
     /// Directory that contains everything shared with boxes.
     /// By default, its subdirectory `default` is the default workspace, and it is the only allowed root.
     #[serde(deserialize_with = "path")]
@@ -80,6 +82,7 @@ impl Default for ServiceConfig {
             enabled: true,
             profile: "default".to_owned(),
             profiles: Vec::new(),
+            gateways: BTreeMap::new(),
             shared_host_root: None,
             allowed_host_mount_roots: Vec::new(),
             default_host_workspace: None,
@@ -99,10 +102,7 @@ impl Default for ServiceConfig {
 impl ServiceConfig {
     /// Builds the policy. Resolves the configured directories.
     pub(crate) fn policy(&self) -> Result<Policy, BoxError> {
-        let mut profile = self.chosen_profile()?;
-        if let Some(quota) = self.workspace_quota_mb {
-            profile.workspace_quota_mb = quota;
-        }
+        let profile = self.profile_named("profile", &self.profile)?;
         let real =
             |field, path: &PathBuf| paths::resolve_configured(field, path, self.shared_filesystem);
         let shared_host_root = self
@@ -165,29 +165,43 @@ impl ServiceConfig {
         Ok(policies)
     }
 
-    fn chosen_profile(&self) -> Result<BoxProfile, BoxError> {
+    /// Returns the profiles of gateways that have a separate one, by name.
+    pub(crate) fn gateway_profiles(&self) -> Result<BTreeMap<String, BoxProfile>, BoxError> {
+        let each = self.gateways.iter();
+        each.map(|(gateway, name)| {
+            GatewayName::try_from(gateway.clone())
+                .map_err(|invalid| Invalid::new("gateways", invalid.rule().to_owned()))?;
+            let profile = self.profile_named(&format!("gateways.{gateway}"), name)?;
+            Ok((gateway.clone(), profile))
+        })
+        .collect()
+    }
+
+    /// Returns the profile that a configuration field names.
+    fn profile_named(&self, field: &str, name: &str) -> Result<BoxProfile, BoxError> {
         let mut named = self
             .profiles
             .iter()
-            .filter(|profile| profile.name.as_str() == self.profile);
+            .filter(|profile| profile.name.as_str() == name);
         let custom = named.next().cloned();
         if named.next().is_some() {
             return Err(BoxError::validation(format!(
-                "profiles: {:?} is defined twice; remove one",
-                self.profile
+                "profiles: {name:?} is defined twice; remove one"
             )));
         }
-        custom
-            .or_else(|| BoxProfile::built_in(&self.profile))
-            .ok_or_else(|| {
-                let custom = self.profiles.iter().map(|profile| profile.name.as_str());
-                let known: Vec<&str> = BoxProfile::BUILT_IN.into_iter().chain(custom).collect();
-                BoxError::validation(format!(
-                    "profile: unknown profile {:?}; use one of {}",
-                    self.profile,
-                    known.join(", ")
-                ))
-            })
+        let found = custom.or_else(|| BoxProfile::built_in(name));
+        let mut profile = found.ok_or_else(|| {
+            let custom = self.profiles.iter().map(|profile| profile.name.as_str());
+            let known: Vec<&str> = BoxProfile::BUILT_IN.into_iter().chain(custom).collect();
+            BoxError::validation(format!(
+                "{field}: unknown profile {name:?}; use one of {}",
+                known.join(", ")
+            ))
+        })?;
+        if let Some(quota) = self.workspace_quota_mb {
+            profile.workspace_quota_mb = quota;
+        }
+        Ok(profile)
     }
 }
 
@@ -251,15 +265,15 @@ mod tests {
             {"name": "mine", "network": "on", "locked": ["network"], "max_timeout_sec": 600},
             {"name": "default", "network": "on"}]});
         let mut config = read(custom);
-        let profile = config.chosen_profile().unwrap();
+        let profile = config.policy().unwrap().profile;
         assert_eq!(
             (profile.network, profile.max_timeout_sec),
             (Network::On, 600)
         );
         config.profile = "default".into();
-        assert_eq!(config.chosen_profile().unwrap().network, Network::On);
+        assert_eq!(config.policy().unwrap().profile.network, Network::On);
         config.profile = "offline_readonly".into();
-        assert_eq!(config.chosen_profile().unwrap().network, Network::Off);
+        assert_eq!(config.policy().unwrap().profile.network, Network::Off);
     }
 
     #[test]
@@ -272,6 +286,30 @@ mod tests {
             let config = read(json!({"profile": name, "profiles": profiles}));
             let error = config.policy().unwrap_err();
             assert_eq!(error.code(), Code::Validation);
+            assert!(error.message().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_gateway_has_its_own_profile() {
+        let config = json!({"profiles": [{"name": "mine", "max_timeout_sec": 600}],
+            "gateways": {"langbot": "mine", "e2b": "network_extended"}, "workspace_quota_mb": 9});
+        let profiles = read(config).gateway_profiles().unwrap();
+        let mine = &profiles["langbot"];
+        assert_eq!((mine.max_timeout_sec, mine.workspace_quota_mb), (600, 9));
+        assert_eq!(profiles["e2b"].network, Network::On);
+        for (gateways, text) in [
+            (
+                json!({"e2b": "none"}),
+                "gateways.e2b: unknown profile \"none\"",
+            ),
+            (
+                json!({"No Gateway": "default"}),
+                "gateways: must be 1 to 32",
+            ),
+        ] {
+            let error = read(json!({ "gateways": gateways })).gateway_profiles();
+            let error = error.unwrap_err();
             assert!(error.message().contains(text), "{error}");
         }
     }

@@ -48,6 +48,11 @@ pub trait Connector: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Maximum number of concurrent calls of one caller. [`Caller::Local`] has no limit.
+    fn max_calls_per_caller(&self) -> usize {
+        usize::MAX
+    }
+
     /// Whether the runtime ends with the service.
     ///
     /// If so, the service asks the runtime to shut down before it calls [`dispose`](Self::dispose).
@@ -115,6 +120,10 @@ impl InProcess {
 
 #[async_trait]
 impl Connector for InProcess {
+    fn max_calls_per_caller(&self) -> usize {
+        self.calls_per_caller
+    }
+
     async fn connect(&self, caller: &Caller) -> Result<RuntimeClient, BoxError> {
         let mut state = lock(&self.state);
         if let ConnectorState::Idle = *state {

@@ -55,9 +55,13 @@ fn class_name(error: &BoxError) -> &'static str {
     }
     let subject = error.detail::<Detail>().and_then(|detail| detail.subject);
     match (error.code(), subject) {
-        (Code::Conflict, Some(Subject::Process)) => "BoxManagedProcessConflictError",
+        (Code::Conflict, Some(Subject::Process | Subject::Command)) => {
+            "BoxManagedProcessConflictError"
+        }
         (Code::Conflict, _) => "BoxSessionConflictError",
-        (Code::NotFound, Some(Subject::Process)) => "BoxManagedProcessNotFoundError",
+        (Code::NotFound, Some(Subject::Process | Subject::Command)) => {
+            "BoxManagedProcessNotFoundError"
+        }
         (Code::NotFound, _) => "BoxSessionNotFoundError",
         (Code::Validation, _) => "BoxValidationError",
         (Code::Unavailable, Some(Subject::Readiness)) => "BoxReadinessError",

@@ -1,17 +1,19 @@
 //! Tool interface, and requests that need a policy decision first.
 
 use box_protocol::actions::{
-    BoxCreate, BoxCreateParams, BoxCreateResult, BoxExecParams, BoxUpdate, BoxUpdateParams,
+    BoxApply, BoxApplyParams, BoxApplyResult, BoxCreate, BoxCreateParams, BoxCreateResult,
+    BoxExecParams, BoxGet, BoxGetParams, BoxUpdate, BoxUpdateParams, CatalogGet, CatalogGetParams,
     IfExists, OnTimeout, SystemHealth,
 };
-use box_protocol::{BoxError, BoxInfo, Invalid, SpecDraft, check_mounts};
+use box_protocol::catalog::{CatalogKind, ItemContent};
+use box_protocol::{BoxError, BoxId, BoxInfo, Code, Invalid, ItemRef, SpecDraft, check_mounts};
 use box_rpc::{Call, Caller, Empty};
 use serde_json::{Map, Value};
 
 use crate::audit::{self, Origin};
 use crate::paths;
 use crate::policy::{self, Decision, Policy, PolicyInputs};
-use crate::service::{BoxService, Rules, blocking};
+use crate::service::{BoxService, blocking};
 use crate::session_id::Query;
 use crate::status::ToolResult;
 
@@ -70,7 +72,10 @@ impl BoxService {
         query: &Query,
     ) -> Result<BoxCreateResult, BoxError> {
         let spec = self.fill_defaults(draft, query)?;
-        let params = BoxCreateParams { spec, if_exists };
+        let params = BoxCreateParams {
+            if_exists,
+            ..BoxCreateParams::new(spec)
+        };
         self.create_with_policy(params, &Origin::from(query), None)
             .await
     }
@@ -96,7 +101,8 @@ impl BoxService {
     ) -> Result<BoxCreateResult, BoxError> {
         let outcome = async {
             let rules = self.rules();
-            let decision = self.decide(&rules, params.spec, origin).await?;
+            let policy = rules.policy_for(&origin.caller);
+            let decision = self.decide(policy, params.spec, origin).await?;
             let client = self.client_for(&origin.caller).await?;
             audit::allowed(
                 "box.create",
@@ -107,6 +113,8 @@ impl BoxService {
             let params = BoxCreateParams {
                 spec: SpecDraft::from(decision.spec).brief(),
                 if_exists: params.if_exists,
+                template_applied: true,
+                keep_failed: params.keep_failed,
             };
             let mut created = match call {
                 Some(mut call) => client.forward(&params, &mut call, None).await,
@@ -121,65 +129,136 @@ impl BoxService {
     /// Handles `box.update` under policy, because it may contain mounts.
     pub(crate) async fn update_with_policy(
         &self,
-        mut params: BoxUpdateParams,
+        params: BoxUpdateParams,
         origin: &Origin,
         mut call: Call<BoxUpdate>,
     ) -> Result<BoxInfo, BoxError> {
         let outcome = async {
             let rules = self.rules();
-            if let Some(mounts) = &mut params.extra_mounts {
-                check_mounts(mounts)?;
-                let paths = policy::mount_paths(mounts.iter()).collect();
-                let policy = rules.policy_for(&origin.caller);
-                let inputs = resolve_paths(policy, paths).await?;
-                policy::decide_mounts(policy, mounts, &inputs)?;
-            }
-            if params.network_policy.is_some() {
-                policy::decide_network(&rules.policy)?;
-            }
+            let policy = rules.policy_for(&origin.caller);
+            let params = self.check_update(policy, params).await?;
             let client = self.client_for(&origin.caller).await?;
             client.forward(&params, &mut call, None).await
         };
         self.record_outcome("box.update", origin, outcome.await)
     }
 
-    /// Decides about a spec for a gateway that calls the runtime itself.
-    /// Like every decision, it goes to the audit log.
-    pub async fn decide_spec(
+    /// Applies the changes of a workspace if the caller may write to its directory.
+    pub(crate) async fn apply_with_policy(
         &self,
-        draft: SpecDraft,
-        caller: &Caller,
-    ) -> Result<SpecDraft, BoxError> {
-        let origin = Origin {
-            query_id: None,
-            caller: caller.clone(),
+        params: BoxApplyParams,
+        origin: &Origin,
+        mut call: Call<BoxApply>,
+    ) -> Result<BoxApplyResult, BoxError> {
+        let outcome = async {
+            let rules = self.rules();
+            let client = self.client_for(&origin.caller).await?;
+            let get = BoxGetParams::new(params.box_id.clone());
+            let info = client.call::<BoxGet>(&get).await?.info;
+            if let Some(path) = &info.host_path {
+                let policy = rules.policy_for(&origin.caller);
+                let inputs = resolve_paths(policy, vec![path.clone()]).await?;
+                policy::decide_apply(policy, path, &inputs)?;
+            }
+            client.forward(&params, &mut call, None).await
         };
-        let rules = self.rules();
-        let outcome = self.decide(&rules, draft, &origin).await;
-        let decision = self.record_outcome("box.create", &origin, outcome)?;
-        audit::allowed(
-            "box.create",
-            &origin,
-            &decision,
-            (&rules, &decision.spec.cmd),
-        );
-        Ok(SpecDraft::from(decision.spec))
+        self.record_outcome("box.apply", origin, outcome.await)
+    }
+
+    /// Returns the changes that the policy allows.
+    pub(crate) async fn check_update(
+        &self,
+        policy: &Policy,
+        mut params: BoxUpdateParams,
+    ) -> Result<BoxUpdateParams, BoxError> {
+        if let Some(mounts) = &mut params.extra_mounts {
+            check_mounts(mounts)?;
+            let paths = policy::mount_paths(mounts.iter()).collect();
+            let inputs = resolve_paths(policy, paths).await?;
+            policy::decide_mounts(policy, mounts, &inputs)?;
+        }
+        if params.network_policy.is_some() {
+            policy::decide_network(policy)?;
+        }
+        Ok(params)
     }
 
     pub(crate) async fn decide(
         &self,
-        rules: &Rules,
+        policy: &Policy,
         draft: SpecDraft,
         origin: &Origin,
     ) -> Result<Decision, BoxError> {
-        let policy = rules.policy_for(&origin.caller);
+        let draft = self.with_template(draft, &origin.caller).await?;
+        self.decide_under(policy, draft, &origin.caller).await
+    }
+
+    /// Decides about a request without a template, or with one that has been filled in.
+    pub(crate) async fn decide_under(
+        &self,
+        policy: &Policy,
+        draft: SpecDraft,
+        caller: &Caller,
+    ) -> Result<Decision, BoxError> {
         check_mounts(draft.extra_mounts.as_deref().unwrap_or_default())?;
         let mut inputs = resolve_paths(policy, policy::host_paths(policy, &draft)).await?;
         if policy.profile.strict {
-            let client = self.client_for(&origin.caller).await?;
+            let client = self.client_for(caller).await?;
             inputs.missing = client.call::<SystemHealth>(&Empty {}).await?.missing;
         }
         policy::decide(policy, draft, &inputs)
+    }
+}
+
+impl BoxService {
+    /// Fills the unset fields of a request from its template, below the policy.
+    ///
+    /// An existing box keeps the fields that it has, also if the template has changed since.
+    pub(crate) async fn with_template(
+        &self,
+        mut draft: SpecDraft,
+        caller: &Caller,
+    ) -> Result<SpecDraft, BoxError> {
+        if draft.template.is_none() && draft.pool.is_none() {
+            return Ok(draft);
+        }
+        let client = self.client_for(caller).await?;
+        if let Ok(box_id) = BoxId::new(draft.box_id.as_deref().unwrap_or_default().trim()) {
+            let params = BoxGetParams::new(box_id);
+            match client.call::<BoxGet>(&params).await {
+                Ok(existing) => {
+                    draft.inherit_unset(&existing.info);
+                    return Ok(draft);
+                }
+                Err(error) if error.code() == Code::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let template = match (&draft.template, &draft.pool) {
+            (Some(template), _) => template.clone(),
+            (None, Some(pool)) => {
+                let get = CatalogGetParams {
+                    kind: CatalogKind::Pool,
+                    item: pool.clone(),
+                };
+                match client.call::<CatalogGet>(&get).await?.content {
+                    ItemContent::Pool(pool) => ItemRef::new(pool.template)?,
+                    _ => return Ok(draft),
+                }
+            }
+            (None, None) => return Ok(draft),
+        };
+        let params = CatalogGetParams {
+            kind: CatalogKind::Template,
+            item: template,
+        };
+        let item = client.call::<CatalogGet>(&params).await?;
+        if let ItemContent::Template(template) = &item.content {
+            draft.fill_from(&template.spec);
+        }
+        // A pool stands for its template.
+        draft.template = Some(draft.template.take().unwrap_or(params.item));
+        Ok(draft)
     }
 }
 

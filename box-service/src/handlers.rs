@@ -51,20 +51,22 @@ macro_rules! serve {
 }
 
 serve! {
-    decided: BoxCreate, BoxUpdate, SystemStatus;
+    decided: BoxCreate, BoxUpdate, BoxApply, SystemStatus, CatalogPut, CatalogUpdate;
     run: BoxExec, CommandStart, ShellRun;
     forwarded:
         SystemHealth, SystemConfigure, SystemShutdown,
-        BoxGet, BoxList, BoxTransition, BoxDelete,
+        BoxGet, BoxList, BoxTransition, BoxDelete, BoxSnapshot, BoxFork, BoxCheckpoint,
+        BoxRollback, BoxDiff, BoxDiscard,
         CommandGet, CommandList, CommandInput, CommandKill,
         ShellCreate, ShellList, ShellDelete,
         FileWrite, FileStat, FileList, FileFind, FileGrep, FileReplace, FileMove, FileRemove,
         FileMkdir, FileAttributes, FileUnpack,
         PortSend,
-        CatalogPut, CatalogGet, CatalogList, CatalogUpdate, CatalogDelete,
+        CatalogGet, CatalogList, CatalogDelete,
         ImageImport, ImageList, ImageGet, ImageRemove, ImagePrune, ImageLogin, ImageLogout;
     streamed:
-        BoxStats, BoxEvents, CommandAttach, FileRead, FileWatch, FilePack, PortOpen, ImagePull, ImageExport;
+        BoxStats, BoxEvents, CommandAttach, FileRead, FileWatch, FilePack, PortOpen, ImagePull, ImageExport,
+        SnapshotExport;
 }
 
 impl<A: Action> Handle<Forwarded<A>> for BoxService {
@@ -94,6 +96,7 @@ impl BoxService {
         A: Action,
     {
         let caller = call.caller();
+        let _call = self.begin_call(&caller)?;
         let turn = self.0.turns.take([caller.clone()]);
         let client = self.client_for(&caller).await?;
         turn.wait().await;
@@ -101,7 +104,7 @@ impl BoxService {
     }
 
     /// Returns a router that serves the contract.
-    /// It applies policy to `box.create`, `box.exec` and `box.update`, and adds the service's data to `system.status`.
+    /// It applies policy to `box.create`, `box.exec`, `box.update` and `box.apply`, and adds the service's data to `system.status`.
     /// It forwards all other actions to the runtime.
     pub fn router(&self) -> Router {
         ServiceActions::router(Arc::new(self.clone())).build()
@@ -109,10 +112,7 @@ impl BoxService {
 }
 
 pub(crate) fn origin<A: Action>(call: &Call<A>) -> Origin {
-    Origin {
-        query_id: None,
-        caller: call.caller(),
-    }
+    Origin::of(&call.caller())
 }
 
 impl Handle<BoxCreate> for BoxService {
@@ -122,6 +122,7 @@ impl Handle<BoxCreate> for BoxService {
         call: Call<BoxCreate>,
     ) -> Result<BoxCreateResult, BoxError> {
         let origin = origin(&call);
+        let _call = self.begin_call(&origin.caller)?;
         self.create_with_policy(params, &origin, Some(call)).await
     }
 }
@@ -133,7 +134,20 @@ impl Handle<BoxUpdate> for BoxService {
         call: Call<BoxUpdate>,
     ) -> Result<BoxInfo, BoxError> {
         let origin = origin(&call);
+        let _call = self.begin_call(&origin.caller)?;
         self.update_with_policy(params, &origin, call).await
+    }
+}
+
+impl Handle<BoxApply> for BoxService {
+    async fn handle(
+        &self,
+        params: BoxApplyParams,
+        call: Call<BoxApply>,
+    ) -> Result<BoxApplyResult, BoxError> {
+        let origin = origin(&call);
+        let _call = self.begin_call(&origin.caller)?;
+        self.apply_with_policy(params, &origin, call).await
     }
 }
 

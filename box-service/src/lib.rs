@@ -13,8 +13,10 @@
 //! 5. `run.rs`: timeout, quota, output and audit log of `box.exec`, `command.start` and `shell.run`.
 //! 6. `execute.rs`: the tool interface, such as [`execute_tool`](BoxService::execute_tool), and requests that need a
 //!    decision. `session_id.rs` chooses the box of a tool call, `truncate.rs` and `status.rs` shape its result.
-//! 7. `connector.rs` and `client.rs`: [`Connector`] and [`RuntimeClient`], the connection to the runtime.
-//! 8. `errors.rs`: recent errors. `audit.rs`: audit log of decisions.
+//!    `pools.rs` decides the specs of pools.
+//! 7. `gateway.rs`: decisions for gateways that call the runtime themselves, and the calls of each token.
+//! 8. `connector.rs` and `client.rs`: [`Connector`] and [`RuntimeClient`], the connection to the runtime.
+//! 9. `errors.rs`: recent errors. `audit.rs`: audit log of decisions.
 //!
 //! # Example
 //! ```
@@ -45,9 +47,11 @@ mod config;
 pub mod connector;
 mod errors;
 mod execute;
+mod gateway;
 mod handlers;
 pub mod paths;
 pub mod policy;
+mod pools;
 pub mod quota;
 mod run;
 mod service;
@@ -60,6 +64,7 @@ pub use config::ServiceConfig;
 pub use connector::Connector;
 pub use errors::RECENT_ERRORS;
 pub use execute::draft_with_session_id;
+pub use gateway::CallGuard;
 pub use service::{BoxService, blocking};
 pub use session_id::{DEFAULT_SESSION_ID_TEMPLATE, Query, SessionIdTemplate};
 pub use status::{ServiceStatus, ToolResult};

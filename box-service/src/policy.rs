@@ -1,13 +1,14 @@
 //! Decision about a request: the resulting spec, or a refusal.
 //!
 //! # Steps
-//! 1. The service collects the host paths of the request ([`host_paths`]) and resolves them
+//! 1. The service fills in unset fields from the template of the request, if it names one.
+//! 2. The service collects the host paths of the request ([`host_paths`]) and resolves them
 //!    ([`paths`](crate::paths)). For a strict profile it also asks the runtime for missing protections.
-//! 2. [`decide`] refuses a strict profile on a machine that lacks a protection.
-//! 3. The profile fills in unset fields, overwrites locked ones and limits the timeout. Each change of a requested
+//! 3. [`decide`] refuses a strict profile on a machine that lacks a protection.
+//! 4. The profile fills in unset fields, overwrites locked ones and limits the times. Each change of a requested
 //!    value becomes an [`Adjusted`].
-//! 4. The rules of a spec apply.
-//! 5. Every host path must resolve to a place under an allowed root that is neither blocked nor private to the
+//! 5. The rules of a spec apply.
+//! 6. Every host path must resolve to a place under an allowed root that is neither blocked nor private to the
 //!    server. The resulting spec contains the resolved paths.
 //!
 //! The decision is pure: all values that need a lookup come in as [`PolicyInputs`].
@@ -146,7 +147,17 @@ pub fn decide(
         ))
         .with_detail(&Detail::lasting()));
     }
+    let has_snapshot = draft.snapshot.is_some();
+    if has_snapshot && profile.locks(Lockable::Image) {
+        let rule = "the profile locks the image; omit it";
+        return Err(Invalid::new("snapshot", rule).into());
+    }
+    let asked_image = draft.image.clone();
     let mut adjusted = profile.apply(&mut draft);
+    if has_snapshot {
+        // A snapshot has its own image, so the image of the profile does not apply.
+        draft.image = asked_image;
+    }
     if let Some(requested) = draft.timeout_sec {
         let granted = requested.min(profile.max_timeout_sec);
         if granted != requested {
@@ -160,6 +171,14 @@ pub fn decide(
         draft.host_path = Some(path);
     }
     let mut spec = draft.build()?;
+    if let Some(prepare) = &mut spec.prepare
+        && profile.max_command_sec > 0
+        && prepare.timeout_sec > profile.max_command_sec
+    {
+        let (asked, given) = (prepare.timeout_sec, profile.max_command_sec);
+        adjusted.push(Adjusted::new("prepare.timeout_sec", &asked, &given));
+        prepare.timeout_sec = given;
+    }
     if spec.mounts_host_path()
         && let Some(path) = &spec.host_path
     {
@@ -199,6 +218,26 @@ pub fn decide_network(policy: &Policy) -> Result<(), BoxError> {
     Ok(())
 }
 
+/// Decides whether a caller may write to the host directory of a workspace.
+///
+/// An overlay needs no right to write, but an apply does.
+pub fn decide_apply(
+    policy: &Policy,
+    host_path: &str,
+    inputs: &PolicyInputs,
+) -> Result<(), BoxError> {
+    let profile = &policy.profile;
+    if profile.locks(Lockable::HostPathMode) && profile.host_path_mode != HostPathMode::Rw {
+        return Err(BoxError::denied(format!(
+            "host_path_mode: the profile {} locks it to {}, so this caller may not apply changes; ask the operator",
+            profile.name,
+            profile.host_path_mode.as_str()
+        ))
+        .with_detail(&Detail::of_field("host_path_mode")));
+    }
+    allowed(policy, inputs, "host_path", host_path, PathKind::Directory).map(drop)
+}
+
 /// Decides about additional mounts and returns the adjustments.
 /// A lock on the mode of the workspace also applies to them.
 pub fn decide_mounts(
@@ -235,10 +274,11 @@ pub fn decide_mounts(
 }
 
 fn narrower(one: HostPathMode, other: HostPathMode) -> HostPathMode {
-    use HostPathMode::{None, Ro, Rw};
+    use HostPathMode::{None, Overlay, Ro, Rw};
     match (one, other) {
         (None, _) | (_, None) => None,
-        (Ro, _) | (_, Ro) => Ro,
+        // Other mounts than the workspace have no overlay, so the host stays as it is.
+        (Ro | Overlay, _) | (_, Ro | Overlay) => Ro,
         (Rw, Rw) => Rw,
     }
 }

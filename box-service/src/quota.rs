@@ -127,7 +127,7 @@ fn count(roots: &[PathBuf], max_bytes: u64, max_entries: u64) -> io::Result<Coun
     for root in roots {
         match box_sys::walk::open(root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            root => size.add(root?, None, |size| {
+            root => size.add(root?, &[], |size| {
                 size.bytes <= max_bytes && size.entries <= max_entries
             })?,
         }

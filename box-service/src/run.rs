@@ -87,6 +87,7 @@ impl Handle<Run<BoxExec>> for BoxService {
         call: Call<Run<BoxExec>>,
     ) -> Result<BoxExecutionResult, BoxError> {
         let origin = origin(&call);
+        let _call = self.begin_call(&origin.caller)?;
         self.exec(params, &origin, Some(call)).await
     }
 }
@@ -101,6 +102,7 @@ where
         call: Call<Run<A>>,
     ) -> Result<CommandStartResult, BoxError> {
         let origin = origin(&call);
+        let _call = self.begin_call(&origin.caller)?;
         let outcome = self.start::<A>(params, &origin, call).await;
         self.record_outcome(A::NAME, &origin, outcome)
     }
@@ -127,7 +129,8 @@ impl BoxService {
         let rules = self.rules();
         let named = |directory: &str| !directory.trim().is_empty();
         let has_directory = params.spec.workdir.as_deref().is_some_and(named);
-        let decision = self.decide(&rules, params.spec, origin).await?;
+        let policy = rules.policy_for(&origin.caller);
+        let decision = self.decide(policy, params.spec, origin).await?;
         if params.program.is_none() {
             decision.spec.require_cmd()?;
         }
@@ -153,6 +156,7 @@ impl BoxService {
                 workdir: has_directory.then(|| decision.spec.workdir.clone()),
                 ..SpecDraft::from(decision.spec).brief()
             },
+            template_applied: true,
             ..params
         };
         let client = &limits.client;
@@ -210,10 +214,7 @@ async fn quota_of(client: &RuntimeClient, rules: &Rules, box_id: &BoxId) -> Opti
     if !rules.policy.shared_filesystem {
         return None;
     }
-    let params = BoxGetParams {
-        box_id: box_id.clone(),
-        guest: false,
-    };
+    let params = BoxGetParams::new(box_id.clone());
     let found = client.call::<BoxGet>(&params).await.ok()?;
     Quota::of_box(&found.info, rules.config.max_workspace_entries)
 }

@@ -1,5 +1,6 @@
 //! `BoxService`: the handle of the policy layer.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use box_protocol::actions::{
     BoxDelete, BoxDeleteParams, BoxList, BoxListParams, RecentError, SystemHealth, SystemShutdown,
     SystemShutdownParams, SystemStatus, SystemStatusResult,
 };
-use box_protocol::{BoxError, BoxId, BoxInfo, BoxProfile};
+use box_protocol::{BoxError, BoxId, BoxInfo, BoxProfile, GatewayName};
 use box_rpc::{Caller, Empty, Turns};
 
 use crate::audit::{self, Origin};
@@ -19,6 +20,7 @@ use crate::client::RuntimeClient;
 use crate::config::ServiceConfig;
 use crate::connector::Connector;
 use crate::errors::ErrorRing;
+use crate::gateway::Calls;
 use crate::paths;
 use crate::policy::Policy;
 use crate::session_id::SessionIdTemplate;
@@ -39,6 +41,7 @@ pub(crate) struct Inner {
     runtime: Runtime,
     errors: ErrorRing,
     disposed: AtomicBool,
+    pub(crate) calls: Calls,
     /// Keeps the calls of one caller in order while the service forwards them.
     pub(crate) turns: Turns<Caller>,
 }
@@ -50,6 +53,8 @@ pub(crate) struct Rules {
     pub(crate) policy: Policy,
     /// Policies of callers that have a separate one.
     policies: BTreeMap<String, Policy>,
+    /// Profiles of gateways that have a separate one.
+    gateways: BTreeMap<String, BoxProfile>,
     pub(crate) template: SessionIdTemplate,
 }
 
@@ -58,6 +63,7 @@ impl Rules {
         let policy = config.policy()?;
         Ok(Arc::new(Self {
             policies: config.policies(&policy)?,
+            gateways: config.gateway_profiles()?,
             policy,
             template: SessionIdTemplate::parse(&config.session_id_template)?,
             config,
@@ -66,7 +72,26 @@ impl Rules {
 
     /// Returns the policy for this caller's requests.
     pub(crate) fn policy_for(&self, caller: &Caller) -> &Policy {
-        self.policies.get(&*caller.name()).unwrap_or(&self.policy)
+        self.policy_of(&caller.name())
+    }
+
+    /// Returns the policy for the boxes of this owner.
+    pub(crate) fn policy_of(&self, owner: &str) -> &Policy {
+        self.policies.get(owner).unwrap_or(&self.policy)
+    }
+
+    /// Returns the policy for this caller's requests through a gateway.
+    ///
+    /// The gateway itself must say which one it is. A caller could choose any value of `spec.gateway`.
+    pub(crate) fn policy_through(&self, caller: &Caller, gateway: &GatewayName) -> Cow<'_, Policy> {
+        let policy = self.policy_for(caller);
+        match self.gateways.get(gateway.as_str()) {
+            None => Cow::Borrowed(policy),
+            Some(profile) => Cow::Owned(Policy {
+                profile: profile.clone(),
+                ..policy.clone()
+            }),
+        }
     }
 
     /// Creates the default workspaces of all callers, unless boxes are off.
@@ -115,7 +140,7 @@ impl BoxService {
         config: ServiceConfig,
         client: impl Into<RuntimeClient>,
     ) -> Result<Self, BoxError> {
-        Self::new(config, Runtime::Injected(client.into()))
+        Self::new(config, Runtime::Injected(client.into()), usize::MAX)
     }
 
     /// Creates a service that connects itself.
@@ -124,20 +149,22 @@ impl BoxService {
         config: ServiceConfig,
         connector: impl Connector,
     ) -> Result<Self, BoxError> {
+        let calls = connector.max_calls_per_caller();
         let runtime = Runtime::Connector {
             connector: Arc::new(connector),
             clients: Mutex::default(),
             connecting: tokio::sync::Mutex::new(()),
         };
-        Self::new(config, runtime)
+        Self::new(config, runtime, calls)
     }
 
-    fn new(config: ServiceConfig, runtime: Runtime) -> Result<Self, BoxError> {
+    fn new(config: ServiceConfig, runtime: Runtime, calls: usize) -> Result<Self, BoxError> {
         Ok(Self(Arc::new(Inner {
             rules: RwLock::new(Rules::new(config)?),
             runtime,
             errors: ErrorRing::default(),
             disposed: AtomicBool::new(false),
+            calls: Calls::new(calls),
             turns: Turns::default(),
         })))
     }
@@ -148,6 +175,7 @@ impl BoxService {
         let rules = Rules::new(config)?;
         rules.create_workspaces().await?;
         *self.0.rules.write().unwrap_or_else(PoisonError::into_inner) = rules;
+        self.decide_pools().await;
         Ok(())
     }
 
@@ -168,8 +196,9 @@ impl BoxService {
             return Ok(());
         }
         rules.create_workspaces().await?;
-        if let Err(error) = self.check_runtime().await {
-            tracing::warn!(%error, "runtime unreachable");
+        match self.check_runtime().await {
+            Ok(()) => self.decide_pools().await,
+            Err(error) => tracing::warn!(%error, "runtime unreachable"),
         }
         Ok(())
     }

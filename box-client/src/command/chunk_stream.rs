@@ -86,13 +86,10 @@ impl ChunkStream {
 
     pub(crate) async fn attach(peer: &Peer, key: &Key, from: Offsets) -> Result<Self, CallError> {
         let params = CommandAttachParams {
-            box_id: key.box_id.clone(),
-            command_id: key.command_id.clone(),
             from: ReadFrom::Offsets(from),
             view: key.attach.view,
             until: key.attach.until,
-            exclusive: None,
-            pty: None,
+            ..CommandAttachParams::new(key.box_id.clone(), key.command_id.clone())
         };
         let chunks = peer.stream::<CommandAttach>(&params).await?;
         Ok(Self::of(chunks, |end| {

@@ -284,13 +284,7 @@ impl CommandControl {
     }
 
     fn input(&self) -> CommandInputParams {
-        CommandInputParams {
-            box_id: self.0.key.box_id.clone(),
-            command_id: self.id().clone(),
-            size: None,
-            data: None,
-            close: false,
-        }
+        CommandInputParams::new(self.0.key.box_id.clone(), self.id().clone())
     }
 
     async fn send(&self, params: CommandInputParams) -> Result<(), ClientError> {
@@ -314,11 +308,8 @@ impl CommandControl {
         }
         let peer = self.0.server.try_now().await?;
         let params = CommandKillParams {
-            box_id: self.0.key.box_id.clone(),
-            command_id: self.id().clone(),
             signal: signal.to_owned(),
-            grace_ms: None,
-            forget: false,
+            ..CommandKillParams::new(self.0.key.box_id.clone(), self.id().clone())
         };
         match peer
             .call::<CommandKill>(&params)

@@ -2,10 +2,9 @@
 
 mod opensandbox_events;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use box_protocol::actions::StreamName;
+use box_protocol::actions::{Displayed, StreamName};
 use box_protocol::{PerStream, RunError, UnixMs};
 use futures::StreamExt as _;
 
@@ -34,8 +33,8 @@ pub struct Execution {
     pub stdout: Vec<Message>,
     /// Standard error.
     pub stderr: Vec<Message>,
-    /// Values that an interpreter displayed, by media type.
-    pub results: Vec<BTreeMap<String, String>>,
+    /// Values that an interpreter displayed.
+    pub results: Vec<Displayed>,
     /// The error that the run reported.
     pub error: Option<RunError>,
     /// Run time; `None` until the run is complete.
@@ -133,9 +132,8 @@ impl Execution {
     }
 
     /// Appends a displayed value if it fits.
-    fn add_result(&mut self, limits: &mut Limits, shown: BTreeMap<String, String>) {
-        let sizes = shown.iter().map(|(kind, value)| kind.len() + value.len());
-        let size = sizes.sum::<usize>() + size_of_val(&shown);
+    fn add_result(&mut self, limits: &mut Limits, shown: Displayed) {
+        let size = shown.bytes() + size_of_val(&shown);
         if Limits::reserve(limits.bound, &mut limits.results, size) {
             self.results.push(shown);
         } else {

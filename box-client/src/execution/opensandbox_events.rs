@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use box_protocol::actions::StreamName;
+use box_protocol::actions::{Displayed, StreamName};
 use box_protocol::{RunError, UnixMs};
 use serde::Deserialize;
 use serde_json::Value;
@@ -126,7 +126,10 @@ impl ExecutionReader {
                     Value::String(text) => text,
                     other => other.to_string(),
                 };
-                let shown = shown.map(|(kind, value)| (kind, text(value))).collect();
+                let shown = Displayed {
+                    data: shown.map(|(kind, value)| (kind, text(value))).collect(),
+                    main: false,
+                };
                 execution.add_result(&mut self.limits, shown);
             }
             "error" => {
@@ -222,10 +225,8 @@ mod tests {
             (run.stdout, run.stderr),
             (vec![said("hi", 2)], vec![said("oh", 3)])
         );
-        assert_eq!(
-            (&*run.results[0]["text"], &*run.results[0]["n"]),
-            ("ok", "1")
-        );
+        let shown = &run.results[0].data;
+        assert_eq!((&*shown["text"], &*shown["n"]), ("ok", "1"));
         assert_eq!(run.took, Some(Duration::from_millis(5)));
         assert_eq!((run.exit_code, run.error), (Some(0), None));
     }

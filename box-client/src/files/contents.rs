@@ -1,14 +1,14 @@
 //! Reading and writing whole files, and parts of them.
 
 use box_protocol::actions::{
-    FileChunk, FileCreate, FilePart, FileRead, FileReadParams, FileStatInfo, FileWrite,
-    FileWriteParams, UploadPiece,
+    FileChunk, FilePart, FileRead, FileReadParams, FileStatInfo, FileWrite, FileWriteParams,
+    UploadPiece,
 };
 use box_protocol::{Blob, BoxError, Code, UploadId};
 use box_rpc::Chunks;
 use bytes::{Bytes, BytesMut};
 
-use super::{FileReader, FileWriter, Files, MAX_READ_BYTES, PIECE_BYTES, params};
+use super::{FileReader, FileWriter, Files, MAX_READ_BYTES, PIECE_BYTES};
 use crate::error::ClientError;
 
 impl Files {
@@ -17,15 +17,10 @@ impl Files {
         path: String,
         part: Option<FilePart>,
     ) -> Result<Chunks<FileRead>, ClientError> {
-        let if_match = None;
-        let params = params!(
-            self,
-            FileReadParams {
-                path,
-                part,
-                if_match
-            }
-        );
+        let params = FileReadParams {
+            part,
+            ..FileReadParams::new(self.box_id(), path)
+        };
         Ok(self.server.peer()?.stream::<FileRead>(&params).await?)
     }
 
@@ -132,20 +127,9 @@ impl Files {
     }
 
     fn write_params(&self, path: String) -> FileWriteParams {
-        params!(
-            self,
-            FileWriteParams {
-                path,
-                data: Blob::default(),
-                append: false,
-                parents: true,
-                mode: None,
-                owner: None,
-                group: None,
-                create: FileCreate::Any,
-                if_match: None,
-                upload: None,
-            }
-        )
+        FileWriteParams {
+            parents: true,
+            ..FileWriteParams::new(self.box_id(), path, Blob::default())
+        }
     }
 }

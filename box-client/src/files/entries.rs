@@ -5,25 +5,18 @@ use box_protocol::actions::{
     FileAttributes, FileAttributesParams, FileError, FileFind, FileFindParams, FileFindResult,
     FileGrep, FileGrepParams, FileGrepResult, FileList, FileListParams, FileListResult, FileMkdir,
     FileMkdirParams, FileMove, FileMoveParams, FileOutcome, FileRemove, FileRemoveParams,
-    FileReplace, FileReplaceParams, FileStat, FileStatInfo, FileStatParams, GlobMatch,
+    FileReplace, FileReplaceParams, FileStat, FileStatInfo, FileStatParams,
 };
 use box_protocol::error::Detail;
 use box_rpc::CallError;
 
-use super::{Files, params};
+use super::Files;
 use crate::error::ClientError;
 
 impl Files {
     /// Returns the attributes of a path, without following a link.
     pub async fn stat(&self, path: impl Into<String>) -> Result<FileStatInfo, ClientError> {
-        let paths = vec![path.into()];
-        let params = params!(
-            self,
-            FileStatParams {
-                paths,
-                follow: false
-            }
-        );
+        let params = FileStatParams::new(self.box_id(), [path.into()]);
         let mut found = self.call::<FileStat>(&params).await?;
         match found.paths.pop_first() {
             Some((_, FileOutcome::Stat(stat))) => Ok(stat),
@@ -34,19 +27,10 @@ impl Files {
 
     /// Lists a directory, including names that start with a dot.
     pub async fn list(&self, path: impl Into<String>) -> Result<FileListResult, ClientError> {
-        let path = path.into();
-        let (kinds, limit, after) = (Vec::new(), None, None);
-        let params = params!(
-            self,
-            FileListParams {
-                path,
-                depth: 1,
-                hidden: true,
-                kinds,
-                limit,
-                after
-            }
-        );
+        let params = FileListParams {
+            hidden: true,
+            ..FileListParams::new(self.box_id(), path)
+        };
         self.call::<FileList>(&params).await
     }
 
@@ -56,18 +40,7 @@ impl Files {
         path: impl Into<String>,
         glob: impl Into<String>,
     ) -> Result<FileFindResult, ClientError> {
-        let params = params!(
-            self,
-            FileFindParams {
-                path: path.into(),
-                glob: glob.into(),
-                r#match: GlobMatch::Path,
-                hidden: false,
-                kinds: Vec::new(),
-                exclude: Vec::new(),
-                limit: None,
-            }
-        );
+        let params = FileFindParams::new(self.box_id(), path, glob);
         self.call::<FileFind>(&params).await
     }
 
@@ -77,23 +50,7 @@ impl Files {
         path: impl Into<String>,
         pattern: impl Into<String>,
     ) -> Result<FileGrepResult, ClientError> {
-        let params = params!(
-            self,
-            FileGrepParams {
-                path: path.into(),
-                pattern: pattern.into(),
-                fixed: false,
-                ignore_case: false,
-                multiline: false,
-                include: Vec::new(),
-                exclude: Vec::new(),
-                before: 0,
-                after: 0,
-                limit: None,
-                offset: 0,
-                max_file_bytes: None,
-            }
-        );
+        let params = FileGrepParams::new(self.box_id(), path, pattern);
         self.call::<FileGrep>(&params).await
     }
 
@@ -104,16 +61,7 @@ impl Files {
         old: impl Into<String>,
         new: impl Into<String>,
     ) -> Result<u64, ClientError> {
-        let params = params!(
-            self,
-            FileReplaceParams {
-                path: path.into(),
-                old: old.into(),
-                new: new.into(),
-                first_only: false,
-                insert_line: None,
-            }
-        );
+        let params = FileReplaceParams::new(self.box_id(), path, old, new);
         Ok(self.call::<FileReplace>(&params).await?.count)
     }
 
@@ -136,45 +84,26 @@ impl Files {
     }
 
     async fn transfer(&self, src: String, dest: String, copy: bool) -> Result<(), ClientError> {
-        let params = params!(
-            self,
-            FileMoveParams {
-                src,
-                dest,
-                keep_source: copy,
-                overwrite: false,
-                parents: true,
-            }
-        );
+        let params = FileMoveParams {
+            keep_source: copy,
+            parents: true,
+            ..FileMoveParams::new(self.box_id(), src, dest)
+        };
         self.call::<FileMove>(&params).await.map(drop)
     }
 
     /// Removes a file, or a directory with its contents.
     pub async fn remove(&self, path: impl Into<String>) -> Result<(), ClientError> {
-        let paths = vec![path.into()];
-        let params = params!(
-            self,
-            FileRemoveParams {
-                paths,
-                recursive: true,
-                missing_ok: false
-            }
-        );
+        let params = FileRemoveParams {
+            recursive: true,
+            ..FileRemoveParams::new(self.box_id(), [path.into()])
+        };
         self.call::<FileRemove>(&params).await.map(drop)
     }
 
     /// Creates a directory and its parents. An existing directory is not an error.
     pub async fn create_dir_all(&self, path: impl Into<String>) -> Result<(), ClientError> {
-        let path = path.into();
-        let params = params!(
-            self,
-            FileMkdirParams {
-                path,
-                mode: None,
-                owner: None,
-                group: None
-            }
-        );
+        let params = FileMkdirParams::new(self.box_id(), path);
         self.call::<FileMkdir>(&params).await.map(drop)
     }
 
@@ -184,16 +113,10 @@ impl Files {
         path: impl Into<String>,
         mode: u32,
     ) -> Result<FileStatInfo, ClientError> {
-        let (path, mode) = (path.into(), Some(mode));
-        let params = params!(
-            self,
-            FileAttributesParams {
-                path,
-                mode,
-                owner: None,
-                group: None
-            }
-        );
+        let params = FileAttributesParams {
+            mode: Some(mode),
+            ..FileAttributesParams::new(self.box_id(), path)
+        };
         self.call::<FileAttributes>(&params).await
     }
 }

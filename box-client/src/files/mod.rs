@@ -34,15 +34,6 @@ pub struct Files {
     timeout: Option<Duration>,
 }
 
-/// Builds parameters with the common members of `file.*`.
-macro_rules! params {
-    ($files:expr, $name:ident { $($fields:tt)* }) => {
-        $name { box_id: $files.box_id.clone(), user: None, expand: false, $($fields)* }
-    };
-}
-
-use params;
-
 impl Files {
     pub(crate) fn new(server: Remote, box_id: BoxId) -> Self {
         Self {
@@ -56,6 +47,10 @@ impl Files {
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = Some(limit);
         self
+    }
+
+    fn box_id(&self) -> BoxId {
+        self.box_id.clone()
     }
 
     async fn call<A: Action>(&self, params: &A::Params) -> Result<A::Result, ClientError> {

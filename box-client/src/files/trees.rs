@@ -2,12 +2,12 @@
 
 use box_protocol::actions::{
     FilePack, FilePackParams, FileTreeResult, FileUnpack, FileUnpackParams, FileWatchParams,
-    TreeCaps, UploadPiece,
+    UploadPiece,
 };
 use box_protocol::{Blob, BoxError, CommandId, UploadId};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-use super::{FileReader, Files, PIECE_BYTES, params};
+use super::{FileReader, Files, PIECE_BYTES};
 use crate::chunk::Offsets;
 use crate::command::{Begin, CommandHandle, DEFAULT_CAPTURE_LIMIT, Key, Shared};
 use crate::error::ClientError;
@@ -23,15 +23,12 @@ impl Files {
             command_id: CommandId::fresh(),
             attach: box_protocol::actions::AttachOptions::default(),
         };
-        let params = params!(
-            self,
-            FileWatchParams {
-                path: path.into(),
-                recursive: true,
-                command_id: Some(key.command_id.clone()),
-                attach: Some(key.attach.clone()),
-            }
-        );
+        let params = FileWatchParams {
+            recursive: true,
+            command_id: Some(key.command_id.clone()),
+            attach: Some(key.attach.clone()),
+            ..FileWatchParams::new(self.box_id(), path)
+        };
         let shared = Shared::new(
             self.server.clone(),
             key,
@@ -46,8 +43,7 @@ impl Files {
         &self,
         path: impl Into<String>,
     ) -> Result<FileReader<FilePack>, ClientError> {
-        let (path, caps) = (path.into(), TreeCaps::default());
-        let params = params!(self, FilePackParams { path, caps });
+        let params = FilePackParams::new(self.box_id(), path);
         let chunks = self.server.peer()?.stream::<FilePack>(&params).await?;
         Ok(FileReader::new(chunks))
     }
@@ -72,34 +68,15 @@ impl Files {
                 .read_to_end(&mut piece)
                 .await;
             if let Err(error) = read {
-                let (data, caps) = (Blob::default(), TreeCaps::default());
                 upload.abort = true;
-                let params = params!(
-                    self,
-                    FileUnpackParams {
-                        path,
-                        data,
-                        upload,
-                        caps
-                    }
-                );
+                let params = FileUnpackParams::new(self.box_id(), path, Blob::default(), upload);
                 // The agent removes an abandoned upload after a timeout.
                 let _ = self.call::<FileUnpack>(&params).await;
                 return Err(BoxError::unavailable(format!("archive: {error}")).into());
             }
             let size = piece.len();
             upload.done = size < PIECE_BYTES;
-            let (path, upload_now) = (path.clone(), upload.clone());
-            let (data, caps) = (piece.into(), TreeCaps::default());
-            let params = params!(
-                self,
-                FileUnpackParams {
-                    path,
-                    data,
-                    upload: upload_now,
-                    caps
-                }
-            );
+            let params = FileUnpackParams::new(self.box_id(), &*path, piece, upload.clone());
             let unpacked = self.call::<FileUnpack>(&params).await?;
             if upload.done {
                 return Ok(unpacked);

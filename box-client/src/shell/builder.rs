@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use box_protocol::actions::{Language, OutputMode, ShellCreate, ShellCreateParams};
-use box_protocol::{BoxId, DEFAULT_MOUNT_PATH, Env, Invalid, ShellId};
+use box_protocol::{BoxId, DEFAULT_MOUNT_PATH, Invalid, ShellId};
 
 use super::ShellHandle;
 use crate::command::millis;
@@ -29,15 +29,8 @@ pub struct ShellBuilder {
 impl ShellBuilder {
     pub(crate) fn new(server: Remote, box_id: BoxId, id: &str) -> Self {
         let params = ShellId::new(id).map(|shell_id| ShellCreateParams {
-            box_id,
             shell_id: Some(shell_id),
-            language: Language::default(),
-            cwd: None,
-            env: Env::new(),
-            output: OutputMode::default(),
-            persist: true,
-            idle_ms: None,
-            note: None,
+            ..ShellCreateParams::new(box_id)
         });
         Self {
             server,

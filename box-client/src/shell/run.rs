@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AttachOptions, ShellCreate, ShellCreateParams, ShellRunParams, Stdin, Until, View,
+    AttachOptions, OnDisconnect, ShellCreate, ShellCreateParams, ShellRunParams, Stdin, Until, View,
 };
 use box_protocol::error::Subject;
 use box_protocol::{Code, CommandId, Env, Invalid, Program, ShellId};
@@ -34,8 +34,11 @@ pub struct ShellRunBuilder {
     text: String,
     id: Result<CommandId, Invalid>,
     cwd: Option<String>,
+    cwd_stays: bool,
     env: Result<Env, Invalid>,
     timeout: Option<Duration>,
+    idle_limit: Option<Duration>,
+    on_disconnect: OnDisconnect,
     stdin: Stdin,
     view: View,
 }
@@ -47,8 +50,11 @@ impl ShellRunBuilder {
             text,
             id: Ok(CommandId::fresh()),
             cwd: None,
+            cwd_stays: false,
             env: Ok(Env::new()),
             timeout: None,
+            idle_limit: None,
+            on_disconnect: OnDisconnect::Kill,
             stdin: Stdin::Closed,
             view: View::Text,
         }
@@ -66,6 +72,13 @@ impl ShellRunBuilder {
         self
     }
 
+    /// Sets the working directory of this run and of the shell after it.
+    pub fn chdir(mut self, cwd: impl Into<String>) -> Self {
+        self.cwd = Some(cwd.into());
+        self.cwd_stays = true;
+        self
+    }
+
     /// Sets an environment variable for this run.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         if let Ok(env) = &mut self.env
@@ -80,6 +93,18 @@ impl ShellRunBuilder {
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);
         self
+    }
+
+    /// Lets the run continue when the connection is lost or the handle is dropped.
+    pub fn detached(mut self) -> Self {
+        self.on_disconnect = OnDisconnect::Keep;
+        self
+    }
+
+    /// Lets the run continue without a reader for this long.
+    pub fn idle_limit(mut self, time: Duration) -> Self {
+        self.idle_limit = Some(time);
+        self.detached()
     }
 
     /// Opens stdin for [`send_input`](CommandHandle::send_input).
@@ -111,16 +136,17 @@ impl ShellRunBuilder {
     fn into_params(self) -> Result<(ShellHandle, ShellRunParams), ClientError> {
         // The client refuses a blank text before it sends the call.
         Program::text(self.text.as_str())?;
+        let (box_id, shell_id) = (self.shell.box_id().clone(), self.shell.id().clone());
         let params = ShellRunParams {
-            box_id: self.shell.box_id().clone(),
-            shell_id: self.shell.id().clone(),
             command_id: Some(self.id?),
-            text: self.text,
             cwd: self.cwd,
+            cwd_stays: self.cwd_stays,
             env: self.env?,
             stdin: self.stdin,
             timeout_ms: self.timeout.map(millis),
-            attach: None,
+            detached_ms: self.idle_limit.map(millis),
+            on_disconnect: self.on_disconnect,
+            ..ShellRunParams::new(box_id, shell_id, self.text)
         };
         Ok((self.shell, params))
     }

@@ -281,6 +281,37 @@ fn a_locked_mode_applies_to_extra_mounts() {
 }
 
 #[test]
+fn an_overlay_needs_a_readable_directory_and_an_apply_the_right_to_write() {
+    let inputs = inputs(&["/data/a", "/secret"], PathKind::Directory);
+    let open = policy(built_in("default"), &["/data"]);
+    let draft = SpecDraft::new("s")
+        .host_path("/data/a")
+        .host_path_mode(HostPathMode::Overlay);
+    let spec = decide(&open, draft.clone(), &inputs).unwrap().spec;
+    assert_eq!(spec.host_path_mode, HostPathMode::Overlay);
+    decide_apply(&open, "/data/a", &inputs).unwrap();
+    let error = decide_apply(&open, "/secret", &inputs).unwrap_err();
+    assert_eq!(field(&error), "host_path");
+    for mode in ["ro", "overlay", "none"] {
+        let locked: BoxProfile = serde_json::from_value(json!({"name": "locked",
+            "host_path_mode": mode, "locked": ["host_path_mode"]}))
+        .unwrap();
+        let locked = policy(locked, &["/data"]);
+        let error = decide_apply(&locked, "/data/a", &inputs).unwrap_err();
+        assert_eq!(
+            (error.code(), field(&error)),
+            (Code::Denied, "host_path_mode".to_owned())
+        );
+        // No mount of the caller writes to the host either.
+        let writable = BoxMountSpec::new("/data/a", "/mnt/x", HostPathMode::Rw).unwrap();
+        let both = draft.clone().extra_mounts(vec![writable]);
+        let spec = decide(&locked, both, &inputs).unwrap().spec;
+        assert_eq!(spec.host_path_mode.as_str(), mode);
+        assert_ne!(spec.extra_mounts[0].mode, HostPathMode::Rw);
+    }
+}
+
+#[test]
 fn a_strict_profile_refuses_a_machine_with_missing_protections() {
     let strict: BoxProfile =
         serde_json::from_value(json!({"name": "hard", "strict": true})).unwrap();

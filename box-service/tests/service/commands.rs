@@ -5,7 +5,7 @@ use std::path::Path;
 
 use box_protocol::actions::{
     AttachOptions, BoxCreate, BoxCreateParams, CommandStart, CommandStartParams,
-    CommandStartResult, IfExists, ShellRun, ShellRunParams,
+    CommandStartResult, ShellRun, ShellRunParams,
 };
 use box_protocol::{BoxId, Code, Program, SpecDraft};
 use box_rpc::{Action, CallError, Peer};
@@ -28,10 +28,7 @@ async fn fixture(runtime: &ScriptedRuntime, config: ServiceConfig) -> Fixture {
     let service = runtime.ready(config).await;
     let (ends, client) = connect(service.router());
     let peer = client.peer().unwrap();
-    let made = BoxCreateParams {
-        spec: SpecDraft::new("s"),
-        if_exists: IfExists::Reuse,
-    };
+    let made = BoxCreateParams::new(SpecDraft::new("s"));
     peer.call::<BoxCreate>(&made).await.unwrap();
     Fixture {
         _ends: ends,

@@ -1,6 +1,10 @@
 //! The values that a profile sets, and those that a caller cannot change.
 
-use box_protocol::{BoxProfile, Code, HostPathMode, Network};
+use box_protocol::actions::BoxUpdateParams;
+use box_protocol::{
+    BoxId, BoxProfile, Code, GatewayName, HostPathMode, Network, NetworkPolicy, SpecDraft,
+};
+use box_rpc::Caller;
 use box_service::{BoxService, ServiceConfig};
 use serde_json::{Value, json};
 
@@ -149,4 +153,38 @@ async fn a_strict_profile_asks_the_runtime_what_is_missing() {
     assert_eq!(error.code(), Code::Unavailable);
     assert!(error.message().contains("cgroup.memory"), "{error}");
     assert!(runtime.record().started.is_empty());
+}
+
+#[tokio::test]
+async fn a_gateway_decides_with_its_own_profile_and_a_caller_cannot_choose_it() {
+    let config = json!({"profiles": [{"name": "wide", "network": "on", "max_timeout_sec": 600},
+        {"name": "closed", "locked": ["network_policy"], "max_command_sec": 5}],
+        "gateways": {"e2b": "wide", "aio": "closed"}});
+    let config: ServiceConfig = serde_json::from_value(config).unwrap();
+    let runtime = ScriptedRuntime::new();
+    let service = runtime.ready(config).await;
+    let caller = Caller::token("ann");
+    let draft = || SpecDraft::new("b").gateway(GatewayName::of("e2b"));
+    let decide = async |gateway: &'static str| {
+        let gateway = GatewayName::of(gateway);
+        let decided = service.decide_spec(draft(), &caller, &gateway).await;
+        decided.unwrap().network
+    };
+    assert_eq!(decide("e2b").await, Some(Network::On));
+    assert_eq!(decide("native").await, Some(Network::Off));
+    let policy = BoxUpdateParams {
+        network_policy: Some(NetworkPolicy::default()),
+        ..BoxUpdateParams::of(BoxId::new("b").unwrap())
+    };
+    let update = async |gateway: &'static str| {
+        let gateway = GatewayName::of(gateway);
+        let decided = service.decide_update(policy.clone(), &caller, &gateway);
+        decided.await.map_err(|error| error.code())
+    };
+    assert_eq!(update("aio").await, Err(Code::Validation));
+    assert_eq!(update("e2b").await, Ok(policy.clone()));
+    let timeout = |gateway| service.decide_timeout(Some(9000), &caller, &GatewayName::of(gateway));
+    assert_eq!(timeout("aio").0, Some(5000));
+    assert_eq!(timeout("aio").1.unwrap().field, "timeout_ms");
+    assert_eq!(timeout("e2b"), (Some(9000), None));
 }

@@ -448,9 +448,10 @@ impl Handle<BoxGet> for ScriptedRuntime {
         params: BoxGetParams,
         _: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        let info = self.with(|state| state.boxes.get(params.box_id.as_str()).cloned());
+        let id = params.box_id.unwrap();
+        let info = self.with(|state| state.boxes.get(id.as_str()).cloned());
         Ok(BoxGetResult {
-            info: info.ok_or_else(|| no_such_box(&params.box_id))?,
+            info: info.ok_or_else(|| no_such_box(&id))?,
             guest: None,
         })
     }
