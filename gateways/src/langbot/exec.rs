@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use box_protocol::actions::{
-    BoxCreateParams, BoxExecParams, FileCreate, FileWrite, FileWriteParams, IfExists, OnTimeout,
+    BoxCreateParams, BoxExecParams, FileWrite, FileWriteParams, OnTimeout,
 };
 use box_protocol::{
     BoxError, BoxExecutionResult, BoxId, CommandId, ExecutionStatus, Guest, Invalid, Network,
@@ -21,7 +21,7 @@ use super::context::Placement;
 use super::errors::stale;
 use super::mounts::check_artifacts;
 use super::sessions::backend_label;
-use super::view::{WORLD, timeout_notice};
+use super::view::{GATEWAY, timeout_notice};
 
 /// The members of LangBot's spec.
 const MEMBERS: &str = "session_id cmd workdir timeout_sec network image env host_path host_path_mode mount_path extra_mounts \
@@ -160,29 +160,15 @@ impl Installation {
     /// Writes an overlong command to a file in its box, and runs the file instead.
     async fn pass_by_file(&self, spec: &mut SpecDraft, id: &BoxId) -> Result<(), BoxError> {
         let cmd = spec.cmd.take().unwrap_or_default();
-        let created = BoxCreateParams {
-            spec: spec.clone(),
-            if_exists: IfExists::Reuse,
-        };
+        let created = BoxCreateParams::new(spec.clone());
         let caller = self.caller();
         let created = self.runtime_for_create().create(&caller, created).await;
         self.in_langbot_terms(created, id).await?;
         let path = format!("/tmp/.box-exec-{}", CommandId::fresh());
         for chunk in cmd.as_bytes().chunks(WRITE_BYTES) {
             let written = FileWriteParams {
-                box_id: id.clone(),
-                user: None,
-                expand: false,
-                path: path.clone(),
-                data: chunk.to_vec().into(),
                 append: true,
-                parents: false,
-                mode: None,
-                owner: None,
-                group: None,
-                create: FileCreate::default(),
-                if_match: None,
-                upload: None,
+                ..FileWriteParams::new(id.clone(), &*path, chunk.to_vec())
             };
             self.runtime.forward::<FileWrite>(&caller, &written).await?;
         }
@@ -212,7 +198,7 @@ impl Installation {
         if name.is_none_or(str::is_empty) {
             return Err(Invalid::new("session_id", "must not be empty").into());
         }
-        draft.image.get_or_insert_with(|| IMAGE.to_owned());
+        let image = draft.image.get_or_insert_with(|| IMAGE.to_owned()).clone();
         if draft
             .host_path
             .as_deref()
@@ -228,26 +214,34 @@ impl Installation {
         // Validate the fields before the file system is accessed.
         draft.clone().build()?;
         if let Some(service) = &self.policy {
-            draft = service.decide_spec(draft, &self.owner).await?;
+            draft = service.decide_spec(draft, &self.owner, &GATEWAY).await?;
         } else {
             self.resolve_mounts(&mut draft).await?;
             audit::allowed(&self.owner.name(), &draft);
         }
-        draft.world = Some(WORLD);
+        draft.gateway = Some(GATEWAY);
         draft.guest = Some(Guest {
             name: "box".to_owned(),
             home: HOME.to_owned(),
         });
-        // LangBot names an image that this machine need not have.
-        draft.pull = Some(PullPolicy::Never);
-        let mut best_effort = vec!["image".to_owned()];
-        // The network is never wider than requested; without one, the box reports that it is offline.
-        if draft.network == Some(Network::On) {
-            best_effort.push("network".to_owned());
-        }
-        draft.best_effort = Some(best_effort);
+        relax(&mut draft, &image);
         Ok((draft, id))
     }
+}
+
+/// Marks what the box may lack. `image` is the one that LangBot asked for.
+fn relax(draft: &mut SpecDraft, image: &str) {
+    let mut best_effort = Vec::new();
+    // LangBot names an image that this machine need not have. The image of a profile is required.
+    if draft.image.as_deref().map(str::trim) == Some(image.trim()) {
+        draft.pull = Some(PullPolicy::Never);
+        best_effort.push("image".to_owned());
+    }
+    // The network is never wider than requested; without one, the box reports that it is offline.
+    if draft.network == Some(Network::On) {
+        best_effort.push("network".to_owned());
+    }
+    draft.best_effort = Some(best_effort);
 }
 
 #[cfg(test)]
@@ -271,6 +265,24 @@ mod tests {
             (executed.stdout.as_str(), executed.stderr.as_str()),
             ("a b", "")
         );
+    }
+
+    #[test]
+    fn the_image_of_a_profile_is_required_and_that_of_langbot_is_not() {
+        let relaxed = |image: Option<&str>| {
+            let mut draft = SpecDraft::new("s");
+            draft.image = image.map(str::to_owned);
+            draft.network = Some(Network::On);
+            relax(&mut draft, IMAGE);
+            (draft.pull, draft.best_effort.unwrap())
+        };
+        let of_langbot = relaxed(Some(&format!(" {IMAGE} ")));
+        let both = vec!["image".to_owned(), "network".to_owned()];
+        assert_eq!(of_langbot, (Some(PullPolicy::Never), both));
+        // The policy has replaced it, also by the directories of the host.
+        for of_profile in [Some("internal/tools:1"), None] {
+            assert_eq!(relaxed(of_profile), (None, vec!["network".to_owned()]));
+        }
     }
 
     #[test]

@@ -47,13 +47,8 @@ fn watch(
     tokio::spawn(async move {
         let (sender, _none) = mpsc::channel(1);
         let until_exit = CommandAttachParams {
-            box_id: key.0.clone(),
-            command_id: key.1.clone(),
-            from: ReadFrom::default(),
             view: View::None,
-            until: Until::default(),
-            exclusive: None,
-            pty: None,
+            ..CommandAttachParams::new(key.0.clone(), key.1.clone())
         };
         match runtime.attach_command(&caller, until_exit, sender).await {
             Ok(_) => process.ended(),
@@ -210,7 +205,7 @@ impl Installation {
             // LangBot's backends do the same; if this fails, the start reports the error.
             let _ = self
                 .runtime
-                .forward::<FileMkdir>(&caller, &mkdir_params(id, &spec.cwd))
+                .forward::<FileMkdir>(&caller, &FileMkdirParams::new(id.clone(), &*spec.cwd))
                 .await;
         }
         let params = CommandStartParams {
@@ -230,20 +225,16 @@ impl Installation {
         let caller = self.caller();
         let (box_id, command_id) = key.clone();
         let close_input = CommandInputParams {
-            box_id: box_id.clone(),
-            command_id: command_id.clone(),
-            size: None,
-            data: None,
             close: true,
+            ..CommandInputParams::new(box_id.clone(), command_id.clone())
         };
         // The process may have ended or closed its input.
         let _ = self.runtime.input_command(&caller, close_input).await;
         let kill = CommandKillParams {
-            box_id,
-            command_id,
             signal: "TERM".to_owned(),
             grace_ms: Some(GRACE_MS),
             forget: true,
+            ..CommandKillParams::new(box_id, command_id)
         };
         let killed = self.runtime.kill_command(&caller, kill).await;
         if let Some(process) = self.processes.find(&key.0, &key.1) {
@@ -279,9 +270,8 @@ impl Installation {
 
     pub(super) async fn processes_in(&self, session: &BoxId) -> Result<Vec<CommandInfo>, BoxError> {
         let params = CommandListParams {
-            box_id: session.clone(),
             role: Some(Role::Process),
-            running: None,
+            ..CommandListParams::new(session.clone())
         };
         let listed = self.runtime.list_commands(&self.caller(), params).await;
         Ok(self.in_langbot_terms(listed, session).await?.items)
@@ -300,16 +290,13 @@ impl Installation {
         };
         let (sender, mut chunks) = mpsc::channel(4);
         let params = CommandAttachParams {
-            box_id: key.0.clone(),
-            command_id: key.1.clone(),
             from: ReadFrom::Offsets(from),
             view: View::Bytes,
             until: Until {
                 ms: Some(0),
                 ..Until::default()
             },
-            exclusive: None,
-            pty: None,
+            ..CommandAttachParams::new(key.0.clone(), key.1.clone())
         };
         let mut bytes = Vec::new();
         let caller = self.caller();
@@ -358,18 +345,6 @@ impl Installation {
             }
         };
         tokio::spawn(register);
-    }
-}
-
-fn mkdir_params(session: &BoxId, path: &str) -> FileMkdirParams {
-    FileMkdirParams {
-        box_id: session.clone(),
-        user: None,
-        expand: false,
-        path: path.to_owned(),
-        mode: None,
-        owner: None,
-        group: None,
     }
 }
 

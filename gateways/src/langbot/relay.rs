@@ -4,17 +4,18 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use box_protocol::actions::{
-    CommandAttachParams, CommandChunk, CommandInputParams, Exclusive, ReadFrom, StreamName, Until,
-    View,
+    CommandAttachParams, CommandChunk, CommandInputParams, Exclusive, ReadFrom, StreamName, View,
 };
 use box_protocol::{BoxError, BoxId, CommandId, CommandState, PerStream};
-use box_rpc::{Connection as _, ConnectionError, Limits, ReceiveHalf, SendHalf};
-use box_transports::websocket::{Pinger, Role, WebSocket, from_upgraded};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use box_rpc::Limits;
+use bytes::Bytes;
+use futures::{Sink, SinkExt as _, Stream, StreamExt as _};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Installation;
@@ -26,6 +27,9 @@ use super::processes::Attachment;
 
 /// The interval between pings to the client.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The read buffer of a websocket; a longer message grows it.
+const READ_BUFFER_BYTES: usize = 16 * 1024;
 
 /// The maximum bytes of messages that wait for the process to read them.
 const MAX_QUEUED_BYTES: usize = 16 * 1024 * 1024;
@@ -119,55 +123,70 @@ impl Installation {
 }
 
 impl Relay {
+    /// Sets the limits of the websocket.
+    pub fn configure(&self, upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+        let bytes = Limits::network().message_bytes;
+        upgrade
+            .max_message_size(bytes)
+            .max_frame_size(bytes)
+            .read_buffer_size(READ_BUFFER_BYTES)
+    }
+
     /// Relays lines and messages between the process and the client.
     ///
     /// The relay ends when the process ends, the client leaves, a newer placement connects, or `stop` returns. The
     /// process keeps running after the relay has ended.
-    pub async fn run<S>(self, stream: S, limits: &Limits, stop: impl Future<Output = ()>)
-    where
-        S: AsyncRead + AsyncWrite + Send + 'static,
-    {
-        let socket: WebSocket<_, _> = from_upgraded(stream, Role::Server, limits);
-        let pinger = socket.pinger();
-        let (mut send, mut receive) = Box::new(socket).split();
+    pub async fn run(self, socket: WebSocket, stop: impl Future<Output = ()>) {
+        let (send, receive) = socket.split();
+        let send = Mutex::new(send);
         let (queue, mut queued) = mpsc::unbounded_channel();
+        let mut status = close_code::NORMAL;
         {
-            let capacity = Arc::new(Semaphore::new(MAX_QUEUED_BYTES));
+            let (heard, capacity) = (
+                AtomicU64::new(0),
+                Arc::new(Semaphore::new(MAX_QUEUED_BYTES)),
+            );
             let input = self.input(&mut queued);
             tokio::pin!(input);
-            let client_left = tokio::select! {
-                () = self.output(&mut *send, limits.message_bytes) => false,
-                () = receive_messages(&mut *receive, &queue, &capacity) => true,
-                () = &mut input => false,
-                () = unresponsive(&pinger, &capacity) => false,
-                () = self.lease.stale() => false,
-                () = stop => false,
+            let left = tokio::select! {
+                () = self.output(&send, Limits::network().message_bytes) => None,
+                left = receive_messages(receive, &heard, &queue, &capacity) => Some(left),
+                () = &mut input => None,
+                () = unresponsive(&send, &heard, &capacity) => None,
+                () = self.lease.stale() => None,
+                () = stop => None,
             };
-            if client_left {
+            if let Some(left) = left {
+                status = left;
                 drop(queue);
                 let _ = timeout(INPUT_GRACE, input).await;
             }
         }
-        let _ = timeout(CLOSE_GRACE, send.close()).await;
+        let close = Message::Close(Some(CloseFrame {
+            code: status,
+            reason: "".into(),
+        }));
+        let mut send = send.into_inner();
+        let _ = timeout(CLOSE_GRACE, send.send(close)).await;
     }
 
     /// Sends each output line as a message.
     ///
     /// Returns when the process ends or the client stops reading.
-    async fn output(&self, send: &mut dyn SendHalf, max_bytes: usize) {
+    async fn output<S>(&self, send: &Mutex<S>, max_bytes: usize)
+    where
+        S: Sink<Message> + Unpin,
+    {
         let (sender, mut chunks) = mpsc::channel(4);
         let begin = self.attachment.forwarded();
         let params = CommandAttachParams {
-            box_id: self.session.clone(),
-            command_id: self.process.clone(),
             from: ReadFrom::Offsets(PerStream {
                 stdout: begin,
                 stderr: self.stderr,
             }),
             view: View::Bytes,
-            until: Until::default(),
             exclusive: Some(Exclusive::Refuse),
-            pty: None,
+            ..CommandAttachParams::new(self.session.clone(), self.process.clone())
         };
         let mut lines = Lines::new(begin, max_bytes);
         let caller = self.installation.caller();
@@ -206,19 +225,15 @@ impl Relay {
         }
     }
 
-    async fn send_lines(
-        &self,
-        lines: &mut Lines,
-        send: &mut dyn SendHalf,
-    ) -> Result<(), ConnectionError> {
-        let mut any = false;
+    async fn send_lines<S>(&self, lines: &mut Lines, send: &Mutex<S>) -> Result<(), S::Error>
+    where
+        S: Sink<Message> + Unpin,
+    {
+        let mut send = send.lock().await;
         while let Some(line) = lines.next() {
-            send.send(line).await?;
-            any = true;
+            send.feed(Message::Text(line.into())).await?;
         }
-        if any {
-            send.flush().await?;
-        }
+        send.flush().await?;
         self.attachment.record_forwarded(lines.delivered);
         Ok(())
     }
@@ -229,11 +244,8 @@ impl Relay {
         while let Some((mut message, _room)) = queued.recv().await {
             message.push('\n');
             let params = CommandInputParams {
-                box_id: self.session.clone(),
-                command_id: self.process.clone(),
-                size: None,
                 data: Some(message.into_bytes().into()),
-                close: false,
+                ..CommandInputParams::new(self.session.clone(), self.process.clone())
             };
             if let Err(error) = self
                 .installation
@@ -248,30 +260,39 @@ impl Relay {
     }
 }
 
-/// Receives messages until the client leaves.
+/// Receives messages until the client leaves, and returns the status to close with.
 ///
 /// A bounded number of bytes is queued for the process.
 async fn receive_messages(
-    receive: &mut dyn ReceiveHalf,
+    mut receive: impl Stream<Item = Result<Message, axum::Error>> + Unpin,
+    heard: &AtomicU64,
     queue: &mpsc::UnboundedSender<(String, OwnedSemaphorePermit)>,
     capacity: &Arc<Semaphore>,
-) {
-    while let Ok(Some(message)) = receive.receive().await {
+) -> u16 {
+    while let Some(Ok(message)) = receive.next().await {
+        heard.fetch_add(1, Ordering::Relaxed);
+        let message = match message {
+            Message::Text(text) => text.as_str().to_owned(),
+            Message::Binary(_) => return close_code::UNSUPPORTED,
+            Message::Ping(_) | Message::Pong(_) => continue,
+            Message::Close(_) => return close_code::NORMAL,
+        };
         let bytes = u32::try_from(message.len().clamp(1, MAX_QUEUED_BYTES)).unwrap_or(1);
         let Ok(permit) = Arc::clone(capacity).acquire_many_owned(bytes).await else {
-            return;
+            break;
         };
         if queue.send((message, permit)).is_err() {
-            return;
+            break;
         }
     }
+    close_code::NORMAL
 }
 
 /// Returns once the client stops answering pings.
-async fn unresponsive<W: AsyncWrite + Unpin + Send + 'static>(
-    pinger: &Pinger<W>,
-    capacity: &Semaphore,
-) {
+async fn unresponsive<S>(send: &Mutex<S>, heard: &AtomicU64, capacity: &Semaphore)
+where
+    S: Sink<Message> + Unpin,
+{
     let mut ticks = interval(PING_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
@@ -280,12 +301,13 @@ async fn unresponsive<W: AsyncWrite + Unpin + Send + 'static>(
         ticks.tick().await;
         // While the queue is full, the relay reads nothing and cannot see the answer to a ping.
         let listening = capacity.available_permits() > 0;
-        let now = pinger.frames_received();
+        let now = heard.load(Ordering::Relaxed);
         if listening && last_heard == Some(now) {
             return;
         }
         last_heard = listening.then_some(now);
-        if pinger.ping().await.is_err() {
+        let ping = Message::Ping(Bytes::new());
+        if send.lock().await.send(ping).await.is_err() {
             return;
         }
     }
@@ -372,29 +394,33 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_answers_no_ping_is_disconnected() {
-        use tokio::io::AsyncReadExt as _;
         use tokio::time::Instant;
 
-        let (near, mut far) = tokio::io::duplex(1024);
-        let socket = from_upgraded(near, Role::Server, &Limits::network());
-        let pinger = socket.pinger();
+        let (sink, mut pings) = futures::channel::mpsc::unbounded();
+        let (sink, heard) = (Mutex::new(sink), AtomicU64::new(0));
         let started = Instant::now();
         let capacity = Semaphore::new(1);
-        let ping = async {
-            let mut frame = [0; 2];
-            far.read_exact(&mut frame).await.unwrap();
-            (frame, started.elapsed())
-        };
-        let (ping_received, ()) = tokio::join!(ping, unresponsive(&pinger, &capacity));
-        assert_eq!(ping_received, ([0x89, 0], PING_INTERVAL));
+        let ping = async { (pings.next().await, started.elapsed()) };
+        let (first_ping, ()) = tokio::join!(ping, unresponsive(&sink, &heard, &capacity));
+        let expected = Message::Ping(Bytes::new());
+        assert_eq!(first_ping, (Some(expected), PING_INTERVAL));
         assert_eq!(started.elapsed(), 2 * PING_INTERVAL);
-        // The relay keeps a client while the queue is full, because it cannot read the client's answers.
+        // The relay keeps a client that answers.
+        let answers = async {
+            while pings.next().await.is_some() {
+                heard.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        tokio::select! {
+            () = answers => {}
+            within = timeout(10 * PING_INTERVAL, unresponsive(&sink, &heard, &capacity)) => {
+                assert!(within.is_err());
+            }
+        }
+        // And while the queue is full, because it cannot read the client's answers.
         let full = Semaphore::new(0);
-        assert!(
-            timeout(10 * PING_INTERVAL, unresponsive(&pinger, &full))
-                .await
-                .is_err()
-        );
+        let kept = timeout(10 * PING_INTERVAL, unresponsive(&sink, &heard, &full));
+        assert!(kept.await.is_err());
     }
 
     #[test]

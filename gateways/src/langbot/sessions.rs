@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use box_protocol::actions::{BoxCreateParams, BoxDeleteParams, BoxListParams, IfExists};
+use box_protocol::actions::{BoxCreateParams, BoxDeleteParams, BoxListParams};
 use box_protocol::model::ARTIFACT_UNUSABLE;
 use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, Code};
 use futures::future::join_all;
@@ -15,7 +15,7 @@ use super::errors::{
     admission, box_limit, box_limit_reached, conflict, field_of, no_session, of_class, readiness,
 };
 use super::fence::Lease;
-use super::view::{SessionView, WORLD};
+use super::view::{GATEWAY, SessionView};
 use super::{Installation, processes};
 
 /// How many times a shutdown checks for boxes that were still being created.
@@ -27,10 +27,7 @@ pub(super) async fn create(
     data: Data,
 ) -> Result<Value, BoxError> {
     let (spec, id) = installation.spec(&placement, &data).await?;
-    let params = BoxCreateParams {
-        spec,
-        if_exists: IfExists::Reuse,
-    };
+    let params = BoxCreateParams::new(spec);
     let created = {
         let (installation, id) = (Arc::clone(&installation), id.clone());
         run_to_completion(async move {
@@ -222,7 +219,7 @@ impl Installation {
     /// Returns every usable box of this installation, in all workspaces.
     pub(super) async fn sessions(&self) -> Result<Vec<BoxInfo>, BoxError> {
         let params = BoxListParams {
-            world: Some(WORLD),
+            gateway: Some(GATEWAY),
             ..BoxListParams::default()
         };
         let mut all = self.runtime.list(&self.caller(), &params).await?.items;

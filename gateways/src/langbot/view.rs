@@ -1,10 +1,10 @@
 //! LangBot's view of a box, and a few of its constants.
 
-use box_protocol::{BoxInfo, HostPathMode, LaneStatus, Network, UnixMs, World};
+use box_protocol::{BoxInfo, GatewayName, HostPathMode, LaneStatus, Network, UnixMs};
 use serde::{Serialize, Serializer};
 
 /// The gateway's name, which its boxes carry.
-pub(super) const WORLD: World = World::of("langbot");
+pub(super) const GATEWAY: GatewayName = GatewayName::of("langbot");
 
 /// The actions that need no tenant context.
 pub(super) const WITHOUT_CONTEXT: &[&str] = &[

@@ -84,7 +84,13 @@ pub(in crate::langbot) fn class_of(error: &RpcError) -> &'static str {
         return "ValueError";
     }
     let subject = error.detail::<Subject>();
-    let subject = subject.as_ref().map(|detail| detail.subject.as_ref());
+    let subject = subject
+        .as_ref()
+        .map(|detail| match detail.subject.as_ref() {
+            // The commands of LangBot's boxes are its managed processes.
+            "command" => "process",
+            other => other,
+        });
     let wanted = if error.code() == Code::Unsupported {
         Code::Unavailable
     } else {

@@ -1,0 +1,131 @@
+//! Clients over websockets: one message of the protocol is one text message.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::any;
+use box_protocol::{BoxId, SpecDraft};
+use tokio::sync::mpsc;
+
+use super::connection::Connection;
+use super::session::{Place, Sessions};
+use super::{GATEWAY, MAX_MESSAGE_BYTES};
+use crate::http::body::Params;
+use crate::http::context::{Context, InBox};
+use crate::http::refusal::Refusal;
+use crate::http::routes::{CapabilityAccess, RouteAccess, Routes, box_in_path};
+use crate::http::socket::{Incoming, Socket, SocketSender, Upgrade};
+use crate::target::{DefaultBox, Here, Target};
+
+/// Returns all routes.
+pub fn routes() -> Vec<Routes> {
+    let sessions = Arc::<Sessions>::default();
+    let router = |path, handler| {
+        let state = Arc::clone(&sessions);
+        Router::new().route(path, handler).with_state(state)
+    };
+    vec![
+        Routes {
+            name: "codex",
+            router: router("/codex", any(default_box)),
+            access: RouteAccess::new(),
+        },
+        Routes {
+            name: "codex_box",
+            router: router("/boxes/{box}/codex", any(one_box)),
+            access: RouteAccess {
+                capability: Some(CapabilityAccess {
+                    box_of: box_in_path,
+                    scope: |_| None,
+                    header: None,
+                }),
+                ..RouteAccess::new()
+            },
+        },
+    ]
+}
+
+/// Serves a client whose box is in the query, or is that of its token.
+async fn default_box(
+    State(sessions): State<Arc<Sessions>>,
+    context: Context,
+    params: Params,
+    upgrade: Upgrade,
+) -> Result<Response, Refusal> {
+    let named = params.get("box").map(str::to_owned);
+    // The names of tokens may have characters that the ids of boxes have not.
+    let own = || format!("codex-{}", context.caller.name().replace('/', "-"));
+    let default = DefaultBox {
+        id: BoxId::new(named.unwrap_or_else(own))?,
+        spec: Some(Box::new(SpecDraft::default())),
+    };
+    Ok(serve(sessions, context, default, upgrade))
+}
+
+/// Serves a client for the box in the path.
+async fn one_box(
+    State(sessions): State<Arc<Sessions>>,
+    context: Context,
+    InBox(id): InBox,
+    upgrade: Upgrade,
+) -> Response {
+    serve(sessions, context, DefaultBox { id, spec: None }, upgrade)
+}
+
+fn serve(
+    sessions: Arc<Sessions>,
+    context: Context,
+    default: DefaultBox,
+    upgrade: Upgrade,
+) -> Response {
+    let server = &context.server;
+    let place = Place {
+        target: Target::Here(Here {
+            policy: server.policy.clone(),
+            runtime: server.runtime.clone(),
+            caller: context.caller.clone(),
+            gateway: GATEWAY,
+        }),
+        default,
+        owner: context.caller.name().to_string(),
+    };
+    let upgrade = upgrade.max_message_bytes(MAX_MESSAGE_BYTES);
+    upgrade.serve(context, async move |socket| {
+        converse(socket, sessions, place).await;
+    })
+}
+
+async fn converse(socket: Socket, sessions: Arc<Sessions>, place: Place) {
+    let (sender, mut receiver) = socket.split();
+    let (mut connection, messages) = Connection::new(sessions, place);
+    let receive = async {
+        loop {
+            match receiver.receive().await {
+                Incoming::Text(text) => connection.receive(&text).await,
+                Incoming::Binary(bytes) => {
+                    connection.receive(&String::from_utf8_lossy(&bytes)).await;
+                }
+                Incoming::Left => return None,
+                Incoming::Stopping(status) => return Some(status),
+            }
+        }
+    };
+    let stopping = tokio::select! {
+        stopping = receive => stopping,
+        () = send(sender, messages) => None,
+    };
+    if let Some(status) = stopping {
+        receiver.close(status, "the server stops").await;
+    }
+}
+
+/// Sends messages until the client has left.
+async fn send(sender: SocketSender, mut messages: mpsc::Receiver<String>) {
+    while let Some(message) = messages.recv().await {
+        if !sender.send_text(message).await {
+            return;
+        }
+    }
+}

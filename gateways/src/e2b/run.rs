@@ -1,0 +1,59 @@
+//! Commands that this gateway itself runs in boxes: the steps of a build, and the check whether a box is ready.
+
+use axum::http::StatusCode;
+use box_protocol::actions::{AttachOptions, CommandStartParams, Until, View};
+use box_protocol::{BoxId, Exit, Program};
+
+use super::error::ApiError;
+use crate::http::context::Context;
+use crate::http::stream::{Step, StreamedCall};
+
+/// The time in which a new box must become ready, in milliseconds. Clients wait for a minute.
+pub(super) const NEW_BOX_MS: u64 = 50_000;
+
+/// Repeats a command until it succeeds.
+const UNTIL: &str = r#"until /bin/bash -l -c "$1"; do sleep 0.2; done"#;
+
+/// Runs a command to its end. Returns its exit code, or `None` if its time limit ended it.
+pub(super) async fn run(
+    context: &Context,
+    mut params: CommandStartParams,
+) -> Result<Option<i32>, ApiError> {
+    params.attach = Some(AttachOptions {
+        view: View::None,
+        until: Until::default(),
+    });
+    let held = context.clone();
+    let mut call = StreamedCall::new(move |chunks| async move {
+        let runtime = held.runtime();
+        runtime
+            .start_command(&held.caller, params, Some(chunks))
+            .await
+    });
+    loop {
+        if let Step::End(ended) = call.next().await {
+            let exit = ended?.info.exit;
+            return Ok(exit.as_ref().and_then(Exit::shell_code));
+        }
+    }
+}
+
+/// Waits until the ready command of a template succeeds in a box.
+pub(super) async fn wait_until_ready(
+    context: &Context,
+    box_id: &BoxId,
+    ready: &str,
+    limit_ms: u64,
+) -> Result<(), ApiError> {
+    let program = Program::argv(["/bin/bash", "-c", UNTIL, "ready", ready])?;
+    let params = CommandStartParams {
+        timeout_ms: Some(limit_ms),
+        ..CommandStartParams::new(box_id.clone(), program)
+    };
+    if run(context, params).await? == Some(0) {
+        return Ok(());
+    }
+    let seconds = limit_ms / 1000;
+    let message = format!("readyCmd: did not succeed within {seconds} s; check startCmd");
+    Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message))
+}

@@ -1,0 +1,126 @@
+//! `execute/stream/…`: a command as server-sent events. Its output is base64, and its offsets count raw bytes.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse as _, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use box_protocol::actions::{CommandChunk, StreamName, View};
+use box_protocol::{Code, CommandInfo};
+use serde_json::{Value, json};
+
+use super::super::errors::{ApiError, operation_error};
+use super::{CLASS, End, Execute, Reading, Reconnect, Request, attaching, starting};
+use crate::http::body::Json;
+use crate::http::context::{Context, InBox};
+use crate::http::framing::{SSE_KEEPALIVE, sse};
+use crate::http::stream::Step;
+
+/// The time without output after which the server sends a comment.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// `POST /execute/stream/start`.
+pub(in super::super) async fn start(
+    context: Context,
+    InBox(box_id): InBox,
+    Json(mut request): Json<Execute>,
+) -> Result<Response, ApiError> {
+    request.close_stdin = true;
+    let params = request.into_params(&context, box_id, View::Bytes);
+    let params = params.map_err(|invalid| operation_error(invalid.into(), CLASS))?;
+    let reading = starting(&context, params).begun().await;
+    let reading = reading.map_err(|error| operation_error(error, CLASS))?;
+    Ok(streamed(context, Request::Execute, reading, None))
+}
+
+/// `POST /execute/stream/resume`.
+pub(in super::super) async fn resume(
+    context: Context,
+    InBox(box_id): InBox,
+    Json(request): Json<Reconnect>,
+) -> Result<Response, ApiError> {
+    let (key, info) = request.find(&context, box_id).await.map_err(|error| {
+        if error.code() == Code::NotFound {
+            return ApiError::new(StatusCode::NOT_FOUND, "CommandNotFound", error.message());
+        }
+        operation_error(error, CLASS)
+    })?;
+    let reading = attaching(&context, &key, request.offsets(), View::Bytes);
+    Ok(streamed(context, Request::Reconnect, reading, Some(&info)))
+}
+
+/// Returns the response that reads a command; the command is given if its start is not part of the reading.
+fn streamed(
+    context: Context,
+    request: Request,
+    reading: Reading,
+    known: Option<&CommandInfo>,
+) -> Response {
+    let body = reading.into_body(Some(KEEPALIVE), move |step| match step {
+        Step::Chunk(CommandChunk::Started(info)) => started(&info),
+        Step::Chunk(CommandChunk::Bytes(piece)) => {
+            let data = STANDARD.encode(&*piece.data);
+            event(
+                name(piece.stream),
+                &json!({"offset": piece.offset, "data": data}),
+            )
+        }
+        Step::Chunk(_) => Bytes::new(),
+        Step::Idle => SSE_KEEPALIVE,
+        Step::End(ended) => {
+            let size = ended.as_ref().ok().map(|info| info.size);
+            let mut events = Vec::new();
+            for stream in [StreamName::Stdout, StreamName::Stderr] {
+                if let Some(size) = size {
+                    let end = json!({"stream": name(stream), "offset": size.of(stream)});
+                    events.extend(event("stream_end", &end));
+                }
+            }
+            events.extend(match End::of(ended, &context, request) {
+                End::Exit { exit_code } => event("exit", &json!({"exit_code": exit_code})),
+                End::Error { error_type, error } => {
+                    event("error", &json!({"error_type": error_type, "error": error}))
+                }
+                End::Lost => event(
+                    "error",
+                    &json!({"error_type": "ServerShuttingDown", "error": "the server stops"}),
+                ),
+            });
+            events.into()
+        }
+    });
+    // The start of a known command goes out before its next output.
+    let body = match known {
+        Some(info) => Body::from_stream(futures::StreamExt::chain(
+            futures::stream::iter([Ok(started(info))]),
+            body.into_data_stream(),
+        )),
+        None => body,
+    };
+    let headers = [
+        (CONTENT_TYPE, "text/event-stream"),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    (headers, body).into_response()
+}
+
+fn started(info: &CommandInfo) -> Bytes {
+    event(
+        "started",
+        &json!({"command_id": info.command_id, "pid": info.pid}),
+    )
+}
+
+fn event(name: &str, data: &Value) -> Bytes {
+    sse(Some(name), None, &data.to_string())
+}
+
+fn name(stream: StreamName) -> &'static str {
+    match stream {
+        StreamName::Stdout => "stdout",
+        StreamName::Stderr => "stderr",
+    }
+}

@@ -1,0 +1,267 @@
+//! Where the boxes of a client are: in this process, or on a server that this process is a client of.
+
+use box_client::{BoxClient, ClientError};
+use box_protocol::actions::{
+    BoxCheckpoint, BoxCheckpointParams, BoxCreate, BoxCreateParams, BoxCreateResult, BoxDelete,
+    BoxDeleteParams, BoxDeleteResult, BoxFork, BoxForkParams, BoxForkResult, BoxGet, BoxGetParams,
+    BoxList, BoxListParams, BoxListResult, BoxRollback, BoxRollbackParams, CommandAttach,
+    CommandAttachParams, CommandAttachResult, CommandChunk, CommandGet, CommandInput,
+    CommandInputParams, CommandInputResult, CommandKey, CommandKill, CommandKillParams,
+    CommandKillResult, CommandStart, CommandStartParams, CommandStartResult, IfExists, PortShare,
+    PortShareParams, ShellCreate, ShellCreateParams, ShellCreateResult, ShellRun, ShellRunParams,
+};
+use box_protocol::{
+    Adjusted, BoxError, BoxId, BoxInfo, Checkpoint, Code, CommandInfo, GatewayName, SpecDraft,
+};
+use box_rpc::{Action, Caller};
+use box_runtime::{BoxRuntime, DataPlane};
+use box_service::BoxService;
+use futures::StreamExt as _;
+use tokio::sync::mpsc;
+
+/// The box of calls that name none.
+#[derive(Debug, Clone)]
+pub(crate) struct DefaultBox {
+    /// The id.
+    pub(crate) id: BoxId,
+    /// The spec of a box that the first call creates; `None` if the box must exist.
+    pub(crate) spec: Option<Box<SpecDraft>>,
+}
+
+impl DefaultBox {
+    /// Creates the box if it does not exist, and returns the result of the creation.
+    pub(crate) async fn open(&self, target: &Target) -> Result<Option<BoxCreateResult>, BoxError> {
+        let Some(spec) = &self.spec else {
+            return Ok(None);
+        };
+        match target.get(&self.id).await {
+            Err(error) if error.code() == Code::NotFound => {
+                let mut spec = SpecDraft::clone(spec);
+                spec.box_id = Some(self.id.as_str().to_owned());
+                target.create(spec, IfExists::Reuse).await.map(Some)
+            }
+            found => found.map(|_| None),
+        }
+    }
+}
+
+/// Where boxes are.
+#[derive(Debug, Clone)]
+pub(crate) enum Target {
+    /// In this process, behind the policy.
+    Here(Here),
+    /// On a server, whose policy decides about every call.
+    Server(BoxClient),
+}
+
+/// The boxes of this process, as a caller sees them.
+#[derive(Debug, Clone)]
+pub(crate) struct Here {
+    pub(crate) policy: BoxService,
+    pub(crate) runtime: BoxRuntime,
+    pub(crate) caller: Caller,
+    /// The gateway whose policy applies.
+    pub(crate) gateway: GatewayName,
+}
+
+/// Methods that are one call each, by the name of the method of the runtime.
+macro_rules! calls {
+    ($($name:ident: $action:ty, $params:ty => $result:ty;)*) => {
+        impl Target {
+            $(pub(crate) async fn $name(&self, params: $params) -> Result<$result, BoxError> {
+                match self {
+                    Self::Here(Here { runtime, caller, .. }) => runtime.$name(caller, params).await,
+                    Self::Server(client) => call::<$action>(client, &params).await,
+                }
+            })*
+        }
+    };
+}
+
+calls! {
+    delete: BoxDelete, BoxDeleteParams => BoxDeleteResult;
+    fork: BoxFork, BoxForkParams => BoxForkResult;
+    checkpoint: BoxCheckpoint, BoxCheckpointParams => Checkpoint;
+    rollback: BoxRollback, BoxRollbackParams => BoxInfo;
+    create_shell: ShellCreate, ShellCreateParams => ShellCreateResult;
+    get_command: CommandGet, CommandKey => CommandInfo;
+    input_command: CommandInput, CommandInputParams => CommandInputResult;
+    kill_command: CommandKill, CommandKillParams => CommandKillResult;
+}
+
+/// Methods that are one call each with chunks before the result.
+macro_rules! streams {
+    ($($name:ident: $action:ty, $params:ty => $result:ty;)*) => {
+        impl Target {
+            $(pub(crate) async fn $name(
+                &self,
+                params: $params,
+                chunks: mpsc::Sender<CommandChunk>,
+            ) -> Result<$result, BoxError> {
+                match self {
+                    Self::Here(Here { runtime, caller, .. }) => {
+                        runtime.$name(caller, params, chunks.into()).await
+                    }
+                    Self::Server(client) => stream::<$action>(client, &params, chunks).await,
+                }
+            })*
+        }
+    };
+}
+
+streams! {
+    start_command: CommandStart, CommandStartParams => CommandStartResult;
+    run_in_shell: ShellRun, ShellRunParams => CommandStartResult;
+    attach_command: CommandAttach, CommandAttachParams => CommandAttachResult;
+}
+
+impl Target {
+    /// Returns the state and settings of a box.
+    pub(crate) async fn get(&self, id: &BoxId) -> Result<BoxInfo, BoxError> {
+        match self {
+            Self::Here(Here {
+                runtime, caller, ..
+            }) => runtime.get(caller, id).await,
+            Self::Server(client) => {
+                let params = BoxGetParams::new(id.clone());
+                Ok(call::<BoxGet>(client, &params).await?.info)
+            }
+        }
+    }
+
+    /// Lists boxes.
+    pub(crate) async fn list(&self, params: &BoxListParams) -> Result<BoxListResult, BoxError> {
+        match self {
+            Self::Here(Here {
+                runtime, caller, ..
+            }) => runtime.list(caller, params).await,
+            Self::Server(client) => call::<BoxList>(client, params).await,
+        }
+    }
+
+    /// Creates a box with a spec that the policy allows.
+    pub(crate) async fn create(
+        &self,
+        mut spec: SpecDraft,
+        if_exists: IfExists,
+    ) -> Result<BoxCreateResult, BoxError> {
+        match self {
+            Self::Here(Here {
+                policy,
+                runtime,
+                caller,
+                gateway,
+            }) => {
+                spec.gateway = Some(gateway.clone());
+                let decided = policy
+                    .decide_spec_and_changes(spec, caller, gateway)
+                    .await?;
+                let (spec, adjusted) = decided;
+                let params = BoxCreateParams {
+                    spec,
+                    if_exists,
+                    template_applied: true,
+                    keep_failed: false,
+                };
+                let created = runtime.create(caller, params).await?;
+                Ok(BoxCreateResult {
+                    adjusted,
+                    ..created
+                })
+            }
+            Self::Server(client) => {
+                let params = BoxCreateParams {
+                    if_exists,
+                    ..BoxCreateParams::new(spec)
+                };
+                call::<BoxCreate>(client, &params).await
+            }
+        }
+    }
+
+    /// Calls an action about files.
+    pub(crate) async fn forward<A: DataPlane>(
+        &self,
+        params: &A::Params,
+    ) -> Result<A::Result, BoxError> {
+        match self {
+            Self::Here(Here {
+                runtime, caller, ..
+            }) => runtime.forward::<A>(caller, params).await,
+            Self::Server(client) => call::<A>(client, params).await,
+        }
+    }
+
+    /// Calls an action about files with chunks before its result.
+    pub(crate) async fn forward_streamed<A: DataPlane>(
+        &self,
+        params: &A::Params,
+        chunks: mpsc::Sender<A::Chunk>,
+    ) -> Result<A::Result, BoxError> {
+        match self {
+            Self::Here(Here {
+                runtime, caller, ..
+            }) => runtime.forward_streamed::<A>(caller, params, chunks).await,
+            Self::Server(client) => stream::<A>(client, params, chunks).await,
+        }
+    }
+
+    /// Returns the time limit of a command: that of the call, within the policy, and how the policy changed it.
+    ///
+    /// A server applies its own policy.
+    pub(crate) fn timeout_ms(&self, asked_s: Option<u64>) -> (Option<u64>, Option<Adjusted>) {
+        let asked = asked_s.map(|seconds| seconds.saturating_mul(1000));
+        match self {
+            Self::Here(Here {
+                policy,
+                caller,
+                gateway,
+                ..
+            }) => policy.decide_timeout(asked, caller, gateway),
+            Self::Server(_) => (asked, None),
+        }
+    }
+
+    /// Returns an address of a port from a server; `None` if the boxes are in this process.
+    pub(crate) async fn shared_by_server(
+        &self,
+        params: &PortShareParams,
+    ) -> Option<Result<String, BoxError>> {
+        let Self::Server(client) = self else {
+            return None;
+        };
+        let shared = call::<PortShare>(client, params).await;
+        Some(shared.map(|shared| shared.url))
+    }
+}
+
+/// Calls an action of a server.
+async fn call<A: Action>(client: &BoxClient, params: &A::Params) -> Result<A::Result, BoxError> {
+    client.call::<A>(params).await.map_err(error)
+}
+
+/// Calls an action of a server with chunks before its result. Dropping the future cancels the call.
+async fn stream<A: Action>(
+    client: &BoxClient,
+    params: &A::Params,
+    to: mpsc::Sender<A::Chunk>,
+) -> Result<A::Result, BoxError> {
+    let peer = client.peer().map_err(error)?;
+    let failed = |failure| error(ClientError::from(failure));
+    let mut chunks = peer.stream::<A>(params).await.map_err(failed)?;
+    while let Some(chunk) = chunks.next().await {
+        if to.send(chunk.map_err(failed)?).await.is_err() {
+            return Err(BoxError::cancelled("the reader has left"));
+        }
+    }
+    drop(to);
+    chunks.finish().await.map_err(failed)
+}
+
+/// Returns the server's error, or that of the connection to it.
+fn error(error: ClientError) -> BoxError {
+    match error {
+        ClientError::Refused(error) => error,
+        other => BoxError::new(other.code(), format!("server: {other}")),
+    }
+}
