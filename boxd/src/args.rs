@@ -1,21 +1,29 @@
 //! The command line: options, arguments and subcommands.
 
 mod box_options;
+mod changes;
 mod image;
 mod items;
+mod snapshots;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
-pub(crate) use self::box_options::{BoxOptions, Pull, RunArgs, ShellArgs, Switch};
+pub(crate) use self::box_options::{
+    Action, BoxOptions, FOREVER_MS, McpArgs, Pull, RunArgs, ShellArgs, Switch,
+};
+pub(crate) use self::changes::{ApplyArgs, DiffArgs, DiscardArgs};
 pub(crate) use self::image::{
     ExportArgs, ImageArg, ImageArgs, ImageCommand, ImageLsArgs, ImageRmArgs, ImportArgs, LoginArgs,
     LogoutArgs, PruneArgs, PullArgs,
 };
 pub(crate) use self::items::{
-    ItemChanges, ItemListArgs, ItemOptions, TemplateArgs, TemplateCommand, TemplateSpec,
-    VolumeArgs, VolumeCommand,
+    ItemChanges, ItemListArgs, ItemOptions, PoolArgs, PoolCommand, TemplateArgs, TemplateCommand,
+    TemplateSpec, VolumeArgs, VolumeCommand,
+};
+pub(crate) use self::snapshots::{
+    CheckpointArgs, ForkArgs, RollbackArgs, SnapshotArgs, SnapshotCommand, SnapshotListArgs,
 };
 use crate::complete;
 
@@ -63,6 +71,12 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Serve boxes to the parent process over stdin and stdout
     Stdio(StdioArgs),
+    /// Serve a box as tools of an AI client (MCP) over stdin and stdout
+    #[command(after_help = box_options::MCP_EXAMPLES)]
+    Mcp(Box<McpArgs>),
+    /// Serve a box as the exec-server of OpenAI Codex over stdin and stdout
+    #[command(after_help = box_options::CODEX_EXAMPLES, mut_arg("workspace", box_options::codex_workspace))]
+    CodexExec(Box<McpArgs>),
     /// List boxes, or the commands of a box
     #[command(visible_alias = "ls")]
     Ps(PsArgs),
@@ -76,6 +90,12 @@ pub(crate) enum Command {
     Logs(LogsArgs),
     /// Copy files between a box and this machine
     Cp(CpArgs),
+    /// List what a box has changed
+    Diff(DiffArgs),
+    /// Write the changes of an overlay workspace to its directory
+    Apply(ApplyArgs),
+    /// Drop the changes of an overlay workspace
+    Discard(DiscardArgs),
     /// Pull, list, import, export and remove images
     Image(ImageArgs),
     /// Print an HTTP address for a port of a box
@@ -90,6 +110,14 @@ pub(crate) enum Command {
     Stop(BoxesArgs),
     /// Start a stopped box
     Start(BoxesArgs),
+    /// Keep the files of a box as a snapshot, and manage snapshots
+    Snapshot(SnapshotArgs),
+    /// Create boxes with the options and the files of a box
+    Fork(ForkArgs),
+    /// Keep the files of a box under a name, in the box
+    Checkpoint(CheckpointArgs),
+    /// Return to a checkpoint; all commands of the box end
+    Rollback(RollbackArgs),
     /// Kill a command, or every command in a box
     Kill(KillArgs),
     /// Wait for a command and exit with its exit code
@@ -98,8 +126,12 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// Manage volumes: directories that outlive boxes
     Volume(VolumeArgs),
-    /// Store templates: options for boxes, which no command uses yet
+    /// Manage templates: options that boxes are created with
     Template(TemplateArgs),
+    /// Manage pools: boxes that are started in advance
+    Pool(PoolArgs),
+    /// Make tokens for remote callers
+    Token(TokenArgs),
     /// Check whether this machine can run boxes
     Doctor,
     /// Show or check the configuration
@@ -113,6 +145,24 @@ pub(crate) enum Command {
     },
     /// Print the manual page: boxd man | man -l -
     Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenArgs {
+    #[command(subcommand)]
+    pub(crate) command: TokenCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Print a line for the token file: boxd token new ann >> tokens
+    New {
+        /// Name of the caller, which owns the boxes it creates
+        name: String,
+        /// Make an API key that E2B's SDKs of all versions accept
+        #[arg(long)]
+        e2b: bool,
+    },
 }
 
 /// The program to run: a shell script, or an argument vector after `--`.

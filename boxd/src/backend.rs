@@ -10,9 +10,11 @@ use box_runtime::native::{NativeBackend, NativeConfig};
 
 use crate::config::{BackendChoice, Config};
 
-/// Runs the fork server of the native backend if this process was started as one. Call it before anything else.
-pub(crate) fn run_fork_server_if_requested() {
+/// Runs the fork server of the native backend, or an archiver of images, if this process was started as one. Call it before
+/// anything else.
+pub(crate) fn run_as_asked() {
     box_sys::serve_if_asked(box_agent::prepare);
+    box_runtime::archive_if_asked();
 }
 
 /// The backend of this configuration. With a state directory its boxes outlive this process.

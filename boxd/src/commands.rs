@@ -68,16 +68,13 @@ impl OutputReader<'_> {
         mut for_each_target: impl FnMut(Chunk) -> Result<()>,
     ) -> Result<CommandAttachResult> {
         let params = CommandAttachParams {
-            box_id: self.handle.id().clone(),
-            command_id: self.command_id.clone(),
             from,
             view: self.view,
             until: Until {
                 ms: Some(0),
                 ..Until::default()
             },
-            exclusive: None,
-            pty: None,
+            ..CommandAttachParams::new(self.handle.id().clone(), self.command_id.clone())
         };
         let mut chunks = self.client.peer()?.stream::<CommandAttach>(&params).await?;
         while let Some(chunk) = chunks.next().await {
@@ -141,11 +138,8 @@ pub(crate) async fn kill(cli: &Cli, args: &KillArgs) -> Result<ExitCode> {
         for command_id in ids {
             let name = format!("{name}/{command_id}");
             let params = CommandKillParams {
-                box_id: handle.id().clone(),
-                command_id,
                 signal: args.signal.trim_start_matches("SIG").to_owned(),
-                grace_ms: None,
-                forget: false,
+                ..CommandKillParams::new(handle.id().clone(), command_id)
             };
             client.call::<CommandKill>(&params).await?;
             killed.push(name);

@@ -92,6 +92,16 @@ pub(crate) fn templates() -> ArgValueCandidates {
     ArgValueCandidates::new(|| candidates(item_names(CatalogKind::Template)))
 }
 
+/// Completes the name of a pool.
+pub(crate) fn pools() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(item_names(CatalogKind::Pool)))
+}
+
+/// Completes the name of a snapshot.
+pub(crate) fn snapshots() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(item_names(CatalogKind::Snapshot)))
+}
+
 fn item_names(kind: CatalogKind) -> Vec<String> {
     query(async |cli| {
         let client = connect::server(&cli).await?;

@@ -36,6 +36,7 @@ fn default_endpoint(command: &Command) -> Result<String> {
     let file = match command {
         Command::Run(args) => args.options.config.config.clone(),
         Command::Shell(args) => args.options.config.config.clone(),
+        Command::Mcp(args) | Command::CodexExec(args) => args.options.config.config.clone(),
         _ => std::env::var_os("BOXD_CONFIG").map(PathBuf::from),
     };
     let read = config::variables()

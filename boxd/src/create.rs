@@ -5,14 +5,17 @@ use box_client::{BoxClient, BoxHandle, ClientError, SpecDraft};
 use box_protocol::actions::{BoxUpdate, BoxUpdateParams, EarlierBox};
 use box_protocol::error::Subject;
 use box_protocol::{
-    BoxState, DefaultsChange, HOST_IMAGE, LifetimeChange, Name, PullPolicy, UnixMs, first_conflict,
+    BoxState, DefaultsChange, HOST_IMAGE, Name, PullPolicy, UnixMs, first_conflict,
 };
 use box_service::ServiceConfig;
 
-use crate::args::{BoxOptions, Cli, Pull};
+use crate::args::{Action, BoxOptions, Cli, Pull};
 use crate::config::{self, Config};
 use crate::embedded::EmbeddedServer;
 use crate::{boxes, connect, image, output, signals};
+
+/// Name that a box lists as missing if it cannot be paused.
+const FREEZE: &str = "cgroup.freeze";
 
 /// Work in a box.
 pub(crate) trait Work<T>: AsyncFnOnce(&BoxHandle) -> Result<T> {}
@@ -26,8 +29,8 @@ pub(crate) async fn in_temporary_box<T>(
     work: impl Work<T>,
 ) -> Result<T> {
     ensure!(
-        !options.keep && options.ttl.is_none(),
-        "--keep and --ttl require --name"
+        !options.has_lifetime(),
+        "--keep, --ttl, --expire, --on-idle and --wake require --name"
     );
     let spec = options.spec(generated_name())?;
     if cli.endpoint.is_some() || options.needs_server() {
@@ -78,7 +81,7 @@ pub(crate) async fn create_new(cli: &Cli, options: &BoxOptions, name: &str) -> R
 pub(crate) async fn open_named(cli: &Cli, options: &BoxOptions, name: &str) -> Result<BoxHandle> {
     let spec = named_spec(options, name)?;
     let client = connect(cli, options).await?;
-    let create = async |spec| find_or_create(&client, name, spec).await;
+    let create = async |spec| find_or_create(&client, options, name, spec).await;
     let handle = with_image(options, &client, spec, create).await?;
     if let Some(earlier) = handle.earlier() {
         report_recreated(cli.json, name, earlier);
@@ -116,7 +119,8 @@ pub(crate) fn generated_name() -> String {
     format!("run-{}", uuid::Uuid::now_v7().simple())
 }
 
-async fn connect(cli: &Cli, options: &BoxOptions) -> Result<BoxClient> {
+/// Connects to the server of a box with these options.
+pub(crate) async fn connect(cli: &Cli, options: &BoxOptions) -> Result<BoxClient> {
     ensure!(
         options.profile.is_none(),
         "--profile: not available with a server; the operator sets policy.profile"
@@ -174,7 +178,9 @@ async fn run_and_delete<T>(
     Ok(result)
 }
 
-/// Fails if the box lacks a feature with `--strict`, and prints limits that the machine does not enforce.
+/// Fails if the box lacks a feature with `--strict`.
+///
+/// Prints limits that the machine does not enforce, and why a box is not from its pool.
 async fn check_features(created: &BoxHandle, options: &BoxOptions) -> Result<()> {
     let info = created.info().await?;
     ensure!(
@@ -182,6 +188,23 @@ async fn check_features(created: &BoxHandle, options: &BoxOptions) -> Result<()>
         "--strict: this machine lacks {}; see `boxd doctor`",
         info.missing.join(", ")
     );
+    let pauses = [
+        ("--on-idle", options.on_idle),
+        ("--on-expiry", options.on_expiry),
+    ];
+    for (option, action) in pauses {
+        ensure!(
+            action != Some(Action::Pause) || !info.missing.iter().any(|name| name == FREEZE),
+            "{option}: this machine cannot pause a box ({FREEZE}); use stop"
+        );
+    }
+    if options.pool.is_some()
+        && !created.existed()
+        && let Some(why) = &info.pool_missed
+    {
+        let why = output::visible(why);
+        output::eprintln(&format!("boxd: not from the pool: {why}"));
+    }
     if let Some(line) = unenforced_limits(&info.missing) {
         output::eprintln(&format!("boxd: {line}"));
     }
@@ -220,6 +243,7 @@ fn unenforced_limits(missing: &[String]) -> Option<String> {
 /// Finds or creates the named box. Options given explicitly must match an existing one.
 async fn find_or_create(
     client: &BoxClient,
+    options: &BoxOptions,
     name: &str,
     mut spec: SpecDraft,
 ) -> Result<BoxHandle, ClientError> {
@@ -246,12 +270,8 @@ async fn find_or_create(
     if let Some(policy) = network_policy {
         handle.set_network_policy(*policy).await?;
     }
-    if let Some(lifetime) = lifetime {
-        let change = LifetimeChange {
-            idle_ms: Some(lifetime.idle_ms),
-            ..LifetimeChange::default()
-        };
-        handle.update_lifetime(change).await?;
+    if lifetime.is_some() {
+        handle.update_lifetime(options.lifetime_change()).await?;
     }
     if let Some(defaults) = defaults {
         let variables = defaults.env.iter();
@@ -269,7 +289,8 @@ async fn find_or_create(
     Ok(handle)
 }
 
-fn policy(config: &Config, options: &BoxOptions) -> ServiceConfig {
+/// The policy of a process without a server: its user may mount everything.
+pub(crate) fn policy(config: &Config, options: &BoxOptions) -> ServiceConfig {
     let mut policy = config.policy.clone();
     if let Some(profile) = &options.profile {
         policy.profile.clone_from(profile);
@@ -279,6 +300,6 @@ fn policy(config: &Config, options: &BoxOptions) -> ServiceConfig {
 }
 
 /// The spec of a named box. The name is also its host name.
-fn named_spec(options: &BoxOptions, name: &str) -> Result<SpecDraft> {
+pub(crate) fn named_spec(options: &BoxOptions, name: &str) -> Result<SpecDraft> {
     Ok(options.spec(name.to_owned())?.name(Name::new(name)?))
 }

@@ -57,11 +57,20 @@ impl EmbeddedServer {
         runtime.start_timeout = Duration::from_secs(section.start_timeout_sec);
         runtime.stop_timeout = Duration::from_secs(section.stop_timeout_sec);
         runtime.ends_file = state.map(|state| state.join("ends"));
-        runtime.catalog = state.map(open_catalog).transpose()?;
+        let limits = box_catalog::Limits {
+            max_volume_mb: section.max_volume_mb,
+            max_volumes_mb_per_owner: section.max_volumes_mb_per_owner,
+            max_snapshots_mb_per_owner: section.max_snapshots_mb_per_owner,
+            ..box_catalog::Limits::default()
+        };
+        let catalog = state.map(|state| open_catalog(state, limits));
+        runtime.catalog = catalog.transpose()?;
+        runtime.decided_pools = true;
+        runtime.state_dir = state.map(Path::to_owned);
         let store = state.map(std::path::Path::to_owned);
         // Without a home directory, boxes without an image still work.
         let store = store.or_else(|| config.state_dir().ok());
-        let images = store.map(|store| config.images.images(&store));
+        let images = store.map(|store| config.images(&store));
         runtime.images = images.transpose()?;
         Self::assemble(config, runtime, backend, policy)
     }
@@ -72,7 +81,7 @@ impl EmbeddedServer {
         // The backend finds the boxes that a server has left, which may use images.
         let backend = backend::from_config(config, Some(&state))?;
         let mut runtime = RuntimeConfig::new(vec![Arc::clone(&backend)]);
-        runtime.images = Some(config.images.images(&state)?);
+        runtime.images = Some(config.images(&state)?);
         Self::assemble(config, runtime, backend, config.policy.clone())
     }
 
@@ -113,8 +122,8 @@ impl EmbeddedServer {
 }
 
 /// Opens the catalogue of a state directory.
-fn open_catalog(state: &Path) -> Result<Arc<Catalog>> {
-    let opened = Catalog::open(&state.join("catalog"), box_catalog::Limits::default());
+fn open_catalog(state: &Path, limits: box_catalog::Limits) -> Result<Arc<Catalog>> {
+    let opened = Catalog::open(&state.join("catalog"), limits);
     let catalog = opened.map_err(BoxError::from).with_context(|| {
         let state = state.display();
         format!("state directory {state} (--state-dir)")

@@ -6,8 +6,9 @@ use std::io;
 
 use anyhow::Error;
 use box_client::{ClientError, Code};
-use box_protocol::error::Detail;
+use box_protocol::error::{Detail, Subject};
 use box_rpc::CallError;
+use clap::CommandFactory as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::json;
 
@@ -47,6 +48,9 @@ fn write(json: bool, about: Option<&str>, error: &Error, hint: Option<String>) {
         let lines: Vec<_> = message.lines().map(output::visible).collect();
         text.push_str(&lines.join("\n"));
     }
+    for line in detail(error).output.unwrap_or_default().lines() {
+        let _ = write!(text, "\n      {}", output::visible(line));
+    }
     if let Some(hint) = hint {
         let _ = write!(text, "\n      {}", output::visible(&hint));
     }
@@ -71,7 +75,7 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
         Some(detail)
             if matches!(
                 detail.limit.as_deref(),
-                Some("workspace_quota_mb" | "disk_mb")
+                Some("workspace_quota_mb" | "disk_mb" | "size_mb")
             ) =>
         {
             EXIT_OVER_QUOTA
@@ -111,9 +115,13 @@ fn hint(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
         ));
     }
     let detail = client.map(ClientError::detail).unwrap_or_default();
+    if detail.subject.is_some_and(is_item) {
+        return None;
+    }
     match (code, detail.field.as_deref(), target) {
         (Code::Conflict, Some("command_id"), (Some(name), _)) => Some(format!(
-            "read the existing command with `boxd logs {name}/COMMAND`"
+            "read the existing command with `boxd logs {name}/{}`",
+            given_id(command).unwrap_or("COMMAND")
         )),
         // The error is about a file, a user or a program, so the box exists.
         _ if detail.errno.is_some() || detail.field.is_some() && code != Code::Conflict => None,
@@ -137,6 +145,20 @@ fn hint(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
     }
 }
 
+/// Whether an error is about an item of the catalogue.
+fn is_item(subject: Subject) -> bool {
+    matches!(
+        subject,
+        Subject::Image | Subject::Volume | Subject::Template | Subject::Snapshot | Subject::Pool
+    )
+}
+
+/// The details of an error of the server.
+fn detail(error: &Error) -> Detail {
+    let client = error.chain().find_map(|cause| cause.downcast_ref());
+    client.map(ClientError::detail).unwrap_or_default()
+}
+
 /// Whether the call was refused because the box is not running.
 fn is_not_running(error: &ClientError) -> bool {
     error
@@ -154,11 +176,25 @@ fn target(command: &Command) -> Target<'_> {
         Command::Exec(args) => (Some(&args.name), None),
         Command::Shell(args) => (args.name.as_deref(), None),
         Command::Port(args) => (Some(&args.name), None),
+        Command::Diff(args) => (Some(&args.name), None),
+        Command::Apply(args) => (Some(&args.name), None),
+        Command::Discard(args) => (Some(&args.name), None),
+        Command::Fork(args) => (Some(&args.name), None),
+        Command::Checkpoint(args) => (Some(&args.name), None),
+        Command::Rollback(args) => (Some(&args.name), None),
         Command::Ps(args) => (args.name.as_deref(), None),
         Command::Inspect(args) => parse_target(&args.target),
         Command::Logs(args) => parse_target(&args.target),
         Command::Wait(args) => parse_target(&args.target),
         _ => (None, None),
+    }
+}
+
+/// The id that the arguments give to a new command.
+fn given_id(command: &Command) -> Option<&str> {
+    match command {
+        Command::Exec(args) => args.id.as_deref(),
+        _ => None,
     }
 }
 
@@ -184,8 +220,11 @@ fn equivalent_command(word: &str) -> Option<&'static str> {
         "rmi" => "`boxd image rm NAME`",
         "load" | "import" => "`boxd image import FILE NAME`",
         "save" | "export" => "`boxd image export NAME FILE`",
-        "build" | "commit" | "push" => {
-            "boxd does not make images; import one from another tool with `boxd image import FILE NAME`"
+        "commit" => {
+            "`boxd snapshot NAME SNAPSHOT` keeps the files of a box; `boxd snapshot export` writes them to an archive"
+        }
+        "build" | "push" => {
+            "boxd builds and pushes no images; import one from another tool with `boxd image import FILE NAME`"
         }
         "login" => {
             "`boxd image login REGISTRY` for a registry; `boxd shell NAME` opens a shell in a box"
@@ -205,36 +244,72 @@ fn equivalent_command(word: &str) -> Option<&'static str> {
     })
 }
 
-/// Prints an argument error with a tip and exits.
-pub(crate) fn exit_with_usage(error: &clap::Error) -> ! {
-    if error.use_stderr() && wants_json(std::env::args_os()) {
-        let text = error.render().to_string();
-        let message = text.split("\n\n").next().unwrap_or_default();
-        let message = message.trim_start_matches("error: ").trim_end();
-        let report = json!({"code": Code::Validation, "message": message, "next": "boxd --help"});
-        output::eprintln(&json!({"error": report}).to_string());
-        std::process::exit(2);
+/// The commands whose names are nearest to a mistyped one.
+fn similar_commands(word: &str) -> Option<String> {
+    let command = Cli::command();
+    let visible = command
+        .get_subcommands()
+        .filter(|known| !known.is_hide_set());
+    let known = visible.map(|known| (strsim::damerau_levenshtein(word, known.get_name()), known));
+    let known: Vec<_> = known.collect();
+    let nearest = known.iter().map(|(distance, _)| *distance).min()?;
+    // Two of three letters make no other word.
+    if nearest > (word.len() / 3).clamp(1, 2) {
+        return None;
     }
-    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
-        && let Some(equivalent) = equivalent_command(word)
-    {
-        output::eprintln(&format!(
-            "error: boxd has no command '{word}'\n\n  tip: {equivalent}"
-        ));
-        std::process::exit(2);
+    let near = known.iter().filter(|(distance, _)| *distance == nearest);
+    let names: Vec<_> = near
+        .map(|(_, known)| format!("`boxd {}`", known.get_name()))
+        .collect();
+    Some(names.join(" or "))
+}
+
+/// The tip for arguments that clap refuses, if clap has no better one.
+fn tip(error: &clap::Error) -> Option<String> {
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) {
+        let mut words = std::env::args().skip(1);
+        let first = words.find(|word| !word.starts_with('-'));
+        if first.as_ref() != Some(word) {
+            return None;
+        }
+        let equivalent = equivalent_command(word).map(str::to_owned);
+        return equivalent.or_else(|| similar_commands(word));
     }
     // An unknown option likely belongs to the program, unless clap suggests a similar one.
     let has_suggestion = error.get(ContextKind::SuggestedArg).is_some();
     let usage = error.get(ContextKind::Usage).map(ToString::to_string);
     let takes_program = usage.is_some_and(|usage| usage.contains("[-- <ARGV>...]"));
     if error.kind() != ErrorKind::UnknownArgument || !takes_program || has_suggestion {
+        return None;
+    }
+    Some(
+        "quote a shell script ('echo hi'), or put a program and its arguments after -- (-- echo hi); \
+         --image NAME selects an image"
+            .to_owned(),
+    )
+}
+
+/// Prints an argument error with a tip and exits.
+pub(crate) fn exit_with_usage(error: &clap::Error) -> ! {
+    if !error.use_stderr() {
         error.exit();
     }
-    let mut text = error.render().to_string();
-    let _ = write!(
-        text,
-        "\n  tip: quote a shell script ('echo hi'), or put a program and its arguments after -- (-- echo hi)"
-    );
-    output::eprintln(&text);
+    let tip = tip(error);
+    let text = error.render().to_string();
+    if wants_json(std::env::args_os()) {
+        let message = text.split("\n\n").next().unwrap_or_default();
+        let message = message.trim_start_matches("error: ").trim_end();
+        let next = tip.as_deref().unwrap_or("boxd --help");
+        let report = json!({"code": Code::Validation, "message": message, "next": next});
+        output::eprintln(&json!({"error": report}).to_string());
+        std::process::exit(2);
+    }
+    let Some(tip) = tip else { error.exit() };
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(word) => output::eprintln(&format!(
+            "error: boxd has no command '{word}'\n\n  tip: {tip}"
+        )),
+        None => output::eprintln(&format!("{text}\n  tip: {tip}")),
+    }
     std::process::exit(2)
 }

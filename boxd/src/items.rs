@@ -1,4 +1,4 @@
-//! Commands for items of the catalogue: `volume` and `template`.
+//! Commands for items of the catalogue: `volume`, `template` and `pool`.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -9,13 +9,14 @@ use box_client::{
     CatalogItem, CatalogKind, CatalogListParams, CatalogPutParams, CatalogUpdateParams, SpecDraft,
 };
 use box_protocol::catalog::{
-    ItemChange, ItemContent, ItemDraft, TemplateDraft, VolumeChange, VolumeDraft,
+    ItemChange, ItemContent, ItemDraft, PoolChange, PoolDraft, TemplateDraft, VolumeChange,
+    VolumeDraft,
 };
 use box_protocol::{Defaults, ItemRef, Labels, Name, UnixMs};
 
 use crate::args::{
-    Cli, ItemChanges, ItemListArgs, ItemOptions, Switch, TemplateArgs, TemplateCommand,
-    TemplateSpec, VolumeArgs, VolumeCommand,
+    Cli, ItemChanges, ItemListArgs, ItemOptions, PoolArgs, PoolCommand, Switch, TemplateArgs,
+    TemplateCommand, TemplateSpec, VolumeArgs, VolumeCommand,
 };
 use crate::boxes::{for_each_target, format_age, show};
 use crate::{connect, output, values};
@@ -72,6 +73,35 @@ pub(crate) async fn template(cli: &Cli, args: &TemplateArgs) -> Result<ExitCode>
     }
 }
 
+/// `boxd pool`.
+pub(crate) async fn pool(cli: &Cli, args: &PoolArgs) -> Result<ExitCode> {
+    const KIND: CatalogKind = CatalogKind::Pool;
+    match &args.command {
+        PoolCommand::Create(args) => {
+            let mut draft = PoolDraft::new(ItemRef::new(&args.template)?, args.size);
+            if let Some(max_age) = args.max_age {
+                draft.max_age_sec = max_age.as_secs().max(1);
+            }
+            let draft = ItemDraft::Pool(Box::new(draft));
+            create(cli, &args.name, &args.options, draft).await
+        }
+        PoolCommand::Ls(args) => list(cli, args, KIND).await,
+        PoolCommand::Inspect(args) => inspect(cli, &args.names, KIND).await,
+        PoolCommand::Update(args) => {
+            let change = PoolChange {
+                template: args.template.as_ref().map(ItemRef::new).transpose()?,
+                size: args.size,
+                max_age_sec: args.max_age.map(|max_age| max_age.as_secs().max(1)),
+                ..PoolChange::default()
+            };
+            let content = (change != PoolChange::default()).then(|| Box::new(change));
+            let content = content.map(ItemChange::Pool);
+            update(cli, KIND, &args.item, &args.changes, content).await
+        }
+        PoolCommand::Rm(args) => remove(cli, &args.names, KIND).await,
+    }
+}
+
 async fn create(
     cli: &Cli,
     name: &str,
@@ -89,7 +119,7 @@ async fn create(
     print_item(cli, &item)
 }
 
-async fn update(
+pub(crate) async fn update(
     cli: &Cli,
     kind: CatalogKind,
     item: &str,
@@ -114,20 +144,30 @@ async fn update(
 }
 
 /// Prints the name of a changed item, or all of it as JSON.
-fn print_item(cli: &Cli, item: &CatalogItem) -> Result<ExitCode> {
+pub(crate) fn print_item(cli: &Cli, item: &CatalogItem) -> Result<ExitCode> {
     output::print_or_json(cli.json, &output::lines([&item.name]), item)?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn list(cli: &Cli, args: &ItemListArgs, kind: CatalogKind) -> Result<ExitCode> {
-    let client = connect::server(cli).await?;
     let filter = CatalogListParams {
         labels: labels(&args.label)?,
         ..CatalogListParams::of(kind)
     };
+    list_with(cli, args.quiet, filter).await
+}
+
+/// Prints the items that match a filter.
+pub(crate) async fn list_with(
+    cli: &Cli,
+    quiet: bool,
+    filter: CatalogListParams,
+) -> Result<ExitCode> {
+    let client = connect::server(cli).await?;
+    let kind = filter.kind;
     let items = client.items(filter).await?;
     let names = items.iter().map(|item| item.name.to_string());
-    show(cli, args.quiet, names, &items, || table(kind, &items))
+    show(cli, quiet, names, &items, || table(kind, &items))
 }
 
 fn table(kind: CatalogKind, items: &[CatalogItem]) -> String {
@@ -135,7 +175,7 @@ fn table(kind: CatalogKind, items: &[CatalogItem]) -> String {
     let row = |item: &CatalogItem| {
         let tags: Vec<_> = item.tags.iter().map(Name::as_str).collect();
         let mut row = vec![item.name.to_string()];
-        row.extend(content(&item.content));
+        row.extend(content(item));
         row.extend([
             item.used_by.to_string(),
             format_age(now.since(item.created_at)),
@@ -148,7 +188,9 @@ fn table(kind: CatalogKind, items: &[CatalogItem]) -> String {
     let heads: &[&str] = match kind {
         CatalogKind::Volume => &["VOLUME", "SIZE", "WRITERS", "LIMIT"],
         CatalogKind::Template => &["TEMPLATE", "SYSTEM", "MEMORY"],
-        CatalogKind::Image | CatalogKind::Snapshot | CatalogKind::Pool => &["NAME"],
+        CatalogKind::Pool => &["POOL", "READY", "STATE"],
+        CatalogKind::Snapshot => &["SNAPSHOT", "BOX", "SIZE"],
+        CatalogKind::Image => &["NAME"],
     };
     output::table(
         &[heads, &["USED BY", "AGE", "OWNER", "TAGS"]].concat(),
@@ -157,8 +199,9 @@ fn table(kind: CatalogKind, items: &[CatalogItem]) -> String {
 }
 
 /// The columns of a kind.
-fn content(content: &ItemContent) -> Vec<String> {
-    match content {
+fn content(item: &CatalogItem) -> Vec<String> {
+    match &item.content {
+        ItemContent::Image(_) => Vec::new(),
         ItemContent::Volume(volume) => vec![
             format!("{} MiB", volume.size_mb),
             if volume.shared { "many" } else { "one" }.to_owned(),
@@ -176,11 +219,27 @@ fn content(content: &ItemContent) -> Vec<String> {
                 .memory_mb
                 .map_or_else(String::new, |memory| format!("{memory} MiB")),
         ],
-        ItemContent::Snapshot(_) => Vec::new(),
+        ItemContent::Pool(pool) => vec![
+            format!("{} of {}", pool.ready, pool.size),
+            item.reason.clone().unwrap_or_else(|| "ready".to_owned()),
+        ],
+        ItemContent::Snapshot(snapshot) => vec![
+            snapshot
+                .source_box
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
+            item.size_bytes.map(mebibytes).unwrap_or_default(),
+        ],
     }
 }
 
-async fn inspect(cli: &Cli, names: &[String], kind: CatalogKind) -> Result<ExitCode> {
+/// A size in MiB, rounded up.
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+pub(crate) async fn inspect(cli: &Cli, names: &[String], kind: CatalogKind) -> Result<ExitCode> {
     let client = connect::server(cli).await?;
     let mut items = Vec::new();
     for name in names {
@@ -195,7 +254,7 @@ async fn inspect(cli: &Cli, names: &[String], kind: CatalogKind) -> Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-async fn remove(cli: &Cli, names: &[String], kind: CatalogKind) -> Result<ExitCode> {
+pub(crate) async fn remove(cli: &Cli, names: &[String], kind: CatalogKind) -> Result<ExitCode> {
     let client = connect::server(cli).await?;
     for_each_target(cli, names, "deleted", async |name, names| {
         client.delete_item(kind, name).await?;
@@ -247,12 +306,12 @@ fn read_spec(path: &Path) -> Result<SpecDraft> {
     spec.with_context(|| format!("--spec {}", path.display()))
 }
 
-fn names(texts: &[String]) -> Result<Vec<Name>> {
+pub(crate) fn names(texts: &[String]) -> Result<Vec<Name>> {
     let names = texts.iter().map(|text| Ok(Name::new(text)?));
     names.collect()
 }
 
-fn labels(texts: &[String]) -> Result<Labels> {
+pub(crate) fn labels(texts: &[String]) -> Result<Labels> {
     let label = |text: &String| match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => bail!("--label {text}: expected NAME=VALUE"),

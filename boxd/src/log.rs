@@ -23,7 +23,9 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The filter of levels and targets.
 pub(crate) fn filter(section: &LogSection) -> Result<EnvFilter> {
-    EnvFilter::try_new(&section.level).with_context(|| format!("log.level: {:?}", section.level))
+    // rmcp logs every request; a level for it in the setting wins.
+    let directives = format!("rmcp=warn,{}", section.level);
+    EnvFilter::try_new(directives).with_context(|| format!("log.level: {:?}", section.level))
 }
 
 /// Installs the log for the rest of the process.

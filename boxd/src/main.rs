@@ -5,9 +5,9 @@
 //! 2. `embedded`: a runtime and its policy in this process. `connect`: the connection to a server.
 //! 3. `create`: from options to a box; `toolchains`: mounts from a home directory. `run`: `run` and `exec`; `attached`: a
 //!    command on the streams of this process; `refused`: refused connections; `signals`, `terminal`. `boxes`, `commands`,
-//!    `tail`, `shell`, `cp`, `port` and `stats`: commands for boxes of a server. `image`: images; `progress`: bars.
-//!    `items`: volumes and templates.
-//! 4. `serve`: the server; `stdio`: the server of a parent process; `langbot`: settings for LangBot.
+//!    `tail`, `shell`, `cp`, `changes`, `port` and `stats`: commands for boxes of a server. `image`: images; `progress`: bars.
+//!    `items`: volumes, templates and pools; `snapshots`: snapshots, forks and checkpoints.
+//! 4. `serve`: the server; `stdio` and `mcp`: servers of a parent process; `langbot`: settings for LangBot.
 //! 5. `backend`: the backend of the configuration. `doctor`: the check of this machine.
 //! 6. `output`, `stream_output`, `error_report`: text and JSON output, and errors. `log`, `manual`, `complete`, `version`.
 
@@ -15,6 +15,7 @@ mod args;
 mod attached;
 mod backend;
 mod boxes;
+mod changes;
 mod commands;
 mod complete;
 mod config;
@@ -29,6 +30,7 @@ mod items;
 mod langbot;
 mod log;
 mod manual;
+mod mcp;
 mod output;
 mod port;
 mod progress;
@@ -37,11 +39,13 @@ mod run;
 mod serve;
 mod shell;
 mod signals;
+mod snapshots;
 mod stats;
 mod stdio;
 mod stream_output;
 mod tail;
 mod terminal;
+mod token;
 mod toolchains;
 mod values;
 mod version;
@@ -64,7 +68,7 @@ pub(crate) const EXIT_OVER_QUOTA: u8 = 122;
 const EXIT_BROKEN_PIPE: u8 = 141;
 
 fn main() -> ExitCode {
-    backend::run_fork_server_if_requested();
+    backend::run_as_asked();
     complete::run_if_requested();
     raise_descriptor_limit();
     let mut cli = Cli::try_parse().unwrap_or_else(|error| error_report::exit_with_usage(&error));
@@ -111,10 +115,13 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Man(args) => manual::run(args),
+        Command::Token(args) => token::run(args, cli.json),
         Command::Run(args) => block_on(run::run(cli, args)),
         Command::Exec(args) => block_on(run::exec(cli, args)),
         Command::Serve(args) => block_on(serve::run(cli, args)),
         Command::Stdio(args) => block_on(stdio::run(args)),
+        Command::Mcp(args) => block_on(mcp::run(cli, args, mcp::Protocol::Mcp)),
+        Command::CodexExec(args) => block_on(mcp::run(cli, args, mcp::Protocol::Codex)),
         Command::Ps(args) => block_on(boxes::ps(cli, args)),
         Command::Inspect(args) => block_on(boxes::inspect(cli, args)),
         Command::Pause(args) => block_on(boxes::change_state(cli, args, StateChange::Pause)),
@@ -127,11 +134,19 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Kill(args) => block_on(commands::kill(cli, args)),
         Command::Wait(args) => block_on(commands::wait(cli, args)),
         Command::Cp(args) => block_on(cp::run(cli, args)),
+        Command::Diff(args) => block_on(changes::diff(cli, args)),
+        Command::Apply(args) => block_on(changes::apply(cli, args)),
+        Command::Discard(args) => block_on(changes::discard(cli, args)),
         Command::Image(args) => block_on(image::run(cli, args)),
         Command::Port(args) => block_on(port::run(cli, args)),
         Command::Stats(args) => block_on(stats::run(cli, args)),
+        Command::Snapshot(args) => block_on(snapshots::snapshot(cli, args)),
+        Command::Fork(args) => block_on(snapshots::fork(cli, args)),
+        Command::Checkpoint(args) => block_on(snapshots::checkpoint(cli, args)),
+        Command::Rollback(args) => block_on(snapshots::rollback(cli, args)),
         Command::Volume(args) => block_on(items::volume(cli, args)),
         Command::Template(args) => block_on(items::template(cli, args)),
+        Command::Pool(args) => block_on(items::pool(cli, args)),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use box_client::BoxClient;
+use box_protocol::BoxState;
 use box_protocol::actions::BoxStatsResult;
 use serde_json::json;
 
@@ -19,12 +20,13 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// `boxd stats`.
 pub(crate) async fn run(cli: &Cli, args: &StatsArgs) -> Result<ExitCode> {
     let client = connect::server(cli).await?;
-    let mut before = sample(&client, &args.names).await?;
+    // The CPU use counts from the sample before.
+    sample(&client, &args.names).await?;
     let live = !args.once && !cli.json && std::io::stdout().is_terminal();
     loop {
         tokio::time::sleep(INTERVAL).await;
         let now = sample(&client, &args.names).await?;
-        let text = table(&before, &now);
+        let text = table(&now);
         if !live {
             let all: HashMap<_, _> = now
                 .iter()
@@ -35,19 +37,24 @@ pub(crate) async fn run(cli: &Cli, args: &StatsArgs) -> Result<ExitCode> {
         }
         // Move to the top and clear the screen below.
         output::print(&format!("\x1b[H\x1b[J{text}"))?;
-        before = now;
     }
 }
 
-/// The usage of the given boxes, or of all; skips a box that ends meanwhile.
+/// The usage of the given boxes, or of all; then skips a box that ends meanwhile, and shows no numbers of a failed one.
 async fn sample(client: &BoxClient, args: &[String]) -> Result<Vec<(String, BoxStatsResult)>> {
-    let names = if args.is_empty() {
-        let all = boxes::list_all(client).await?;
-        all.iter().map(|info| info.box_id.to_string()).collect()
-    } else {
-        args.to_vec()
-    };
     let mut found = Vec::new();
+    let mut names = args.to_vec();
+    if args.is_empty() {
+        for info in boxes::list_all(client).await? {
+            let name = info.box_id.to_string();
+            match info.state {
+                BoxState::Failed | BoxState::Unreachable => {
+                    found.push((name, BoxStatsResult::default()));
+                }
+                _ => names.push(name),
+            }
+        }
+    }
     for name in names {
         let stats = async { client.open(&name).await?.stats().await };
         match stats.await {
@@ -61,15 +68,14 @@ async fn sample(client: &BoxClient, args: &[String]) -> Result<Vec<(String, BoxS
     Ok(found)
 }
 
-fn table(before: &[(String, BoxStatsResult)], now: &[(String, BoxStatsResult)]) -> String {
+fn table(now: &[(String, BoxStatsResult)]) -> String {
     let row = |(name, stats): &(String, BoxStatsResult)| {
-        let earlier = before.iter().find(|(other, _)| other == name);
         let unknown = || "-".to_owned();
         vec![
             name.clone(),
-            earlier
-                .and_then(|(_, earlier)| percent(earlier, stats))
-                .unwrap_or_else(unknown),
+            stats
+                .cpu_percent
+                .map_or_else(unknown, |percent| format!("{percent:.0}%")),
             stats.memory_bytes.map_or_else(unknown, bytes),
             stats.memory_limit_bytes.map_or_else(unknown, bytes),
             stats.pids.map_or_else(unknown, |pids| pids.to_string()),
@@ -86,15 +92,6 @@ fn table(before: &[(String, BoxStatsResult)], now: &[(String, BoxStatsResult)]) 
         ],
         &rows,
     )
-}
-
-/// CPU usage between two updates, in percent of one CPU.
-fn percent(before: &BoxStatsResult, now: &BoxStatsResult) -> Option<String> {
-    let used = now.cpu_us?.saturating_sub(before.cpu_us?);
-    let time = u64::try_from(now.at.since(before.at).as_micros())
-        .ok()?
-        .max(1);
-    Some(format!("{}%", used.saturating_mul(100) / time))
 }
 
 /// Formats bytes in their largest unit.

@@ -14,8 +14,8 @@ use box_transports::stdio;
 use crate::args::StdioArgs;
 use crate::config::{self, Config};
 use crate::embedded::EmbeddedServer;
-use crate::serve::http::signed_url::SigningKey;
 use crate::serve::http::{BoundPort, HttpServer};
+use crate::serve::url_key;
 use crate::{langbot, log};
 
 /// How long calls may run after LangBot has closed the pipe.
@@ -85,8 +85,8 @@ async fn for_langbot(
     let tokens = token.as_deref().map(langbot::tokens);
     let http = match BoundPort::bind_for_langbot(&address, &config.server, tokens).await {
         Ok(port) => {
-            let (runtime, router) = (embedded.runtime.clone(), embedded.service.router());
-            let http = port.serve(runtime, router, SigningKey::ephemeral()?, &gateway);
+            let router = embedded.service.router();
+            let http = port.serve(embedded, router, url_key::ephemeral()?, &gateway);
             http.ready(Vec::new());
             tracing::info!(address = http.address(), "listening for managed processes");
             Some(http)

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use box_protocol::{BoxMountSpec, HostPathMode, ItemRef, VolumeMount};
+use box_protocol::{BoxMountSpec, HostPathMode, VolumeMount};
+use serde_json::json;
 
 /// Parses a duration: a number of seconds, or a number with `ms`, `s`, `m`, `h` or `d`.
 pub(crate) fn duration(text: &str) -> Result<Duration> {
@@ -45,11 +46,12 @@ pub(crate) fn variable(text: &str) -> Result<(String, String)> {
     }
 }
 
-/// Parses a workspace, `DIR` or `DIR:ro`, and resolves its directory.
+/// Parses a workspace, `DIR`, `DIR:ro` or `DIR:overlay`, and resolves its directory.
 pub(crate) fn workspace(text: &str) -> Result<(String, HostPathMode)> {
     let (path, mode) = match text.rsplit_once(':') {
         Some((path, "ro")) => (path, HostPathMode::Ro),
         Some((path, "rw")) => (path, HostPathMode::Rw),
+        Some((path, "overlay")) => (path, HostPathMode::Overlay),
         _ => (text, HostPathMode::Rw),
     };
     Ok((directory(path)?, mode))
@@ -74,20 +76,23 @@ pub(crate) fn is_directory(text: &str) -> bool {
     source.contains('/') || matches!(source, "" | "." | ".." | "~")
 }
 
-/// Parses the mount of a named volume: `NAME:PATH`, writable unless `:ro` follows.
+/// Parses the mount of a named volume: `NAME:PATH[:OPTION,OPTION]`.
+///
+/// The options are `ro`, `rw` and `sub=DIR` for a directory of the volume.
 pub(crate) fn volume(text: &str) -> Result<VolumeMount> {
-    let expected = || anyhow!("-v {text}: expected NAME:PATH or NAME:PATH:ro");
+    let expected = || anyhow!("-v {text}: expected NAME:PATH, with :ro or :sub=DIR at the end");
     let (name, rest) = text.split_once(':').ok_or_else(expected)?;
-    let (path, ro) = match rest.rsplit_once(':') {
-        Some((path, "ro")) => (path, true),
-        Some((path, "rw")) => (path, false),
-        Some(_) => return Err(expected()),
-        None => (rest, false),
-    };
-    let name = ItemRef::new(name).with_context(|| format!("-v {text}"))?;
-    let mut mount = VolumeMount::new(name, path).with_context(|| format!("-v {text}"))?;
-    mount.ro = ro;
-    Ok(mount)
+    let (path, options) = rest.split_once(':').unwrap_or((rest, "rw"));
+    let mut mount = json!({"volume": name, "mount_path": path});
+    for option in options.split(',') {
+        match option.split_once('=') {
+            Some(("sub", directory)) => mount["sub_path"] = json!(directory),
+            None if option == "ro" => mount["ro"] = json!(true),
+            None if option == "rw" => {}
+            _ => return Err(expected()),
+        }
+    }
+    serde_json::from_value(mount).with_context(|| format!("-v {text}"))
 }
 
 /// Parses a volume in the notation of container engines: `DIR:PATH`, writable unless `:ro` follows.
@@ -135,7 +140,7 @@ pub(crate) fn mebibytes(text: &str) -> Result<u64> {
     Ok(all as u64)
 }
 
-fn directory(path: &str) -> Result<String> {
+pub(crate) fn directory(path: &str) -> Result<String> {
     let real = std::fs::canonicalize(path).with_context(|| path.to_owned())?;
     if !real.is_dir() {
         bail!("{path}: not a directory");
@@ -191,6 +196,10 @@ mod tests {
             workspace(&format!("{path}:ro")).unwrap().1,
             HostPathMode::Ro
         );
+        assert_eq!(
+            workspace(&format!("{path}:overlay")).unwrap(),
+            (path.to_owned(), HostPathMode::Overlay)
+        );
         let plain = mount(&format!("{path}:/data")).unwrap();
         assert_eq!(
             (plain.mount_path.as_str(), plain.mode),
@@ -238,8 +247,22 @@ mod tests {
             let mount = volume(text).unwrap();
             assert_eq!(mount.volume.as_str(), "cache");
             assert_eq!((mount.mount_path.as_str(), mount.ro), (path, ro));
+            assert_eq!(mount.sub_path, None);
         }
-        for wrong in ["cache", "cache:data", "cache:/data:x", "cache:/data/../b"] {
+        for (text, ro) in [("v:/d:sub=a/b", false), ("v:/d:ro,sub=a/b", true)] {
+            let mount = volume(text).unwrap();
+            assert_eq!((mount.sub_path.as_deref(), mount.ro), (Some("a/b"), ro));
+        }
+        for wrong in [
+            "cache",
+            "cache:data",
+            "cache:/data:x",
+            "cache:/data/../b",
+            "cache:/data:sub=",
+            "cache:/data:sub=../b",
+            "cache:/data:sub=/b",
+            "cache:/data:ro:sub=b",
+        ] {
             assert!(volume(wrong).is_err(), "{wrong}");
         }
         for directory in ["./cache:/data", ".:/data", "~/x:/data", "a/b:/data"] {

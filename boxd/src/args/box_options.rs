@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use box_client::{Network, NetworkPolicy, NetworkRule, SpecDraft};
 use box_protocol::{
-    BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HOST_IMAGE, HostPathMode, Lifetime, PullPolicy,
+    BoxMountSpec, DEFAULT_MOUNT_PATH, Defaults, HOST_IMAGE, HostPathMode, ItemRef, Lifetime,
+    LifetimeAction, LifetimeChange, Prepare, Program as BoxProgram, PullPolicy, UnixMs,
     VolumeMount,
 };
 use clap::{Args, ValueEnum};
@@ -14,7 +15,7 @@ use super::{ConfigFile, ExecOptions};
 use crate::{complete, toolchains, values};
 
 /// An idle time that never ends: the largest integer that every JSON parser preserves.
-const FOREVER_MS: u64 = (1 << 53) - 1;
+pub(crate) const FOREVER_MS: u64 = (1 << 53) - 1;
 
 const BOX: &str = "Box";
 const FILES: &str = "Files";
@@ -33,6 +34,43 @@ Examples:
 Exit codes: the command's own, or 122 (quota exceeded), 124 (timeout), 125 (boxd failed),
 126 (program not executable) and 127 (program not found).
 With --json, each chunk of output is a line {\"stream\", \"offset\", \"at\", \"text\"}; {\"exit\"} is last.";
+
+pub(super) const MCP_EXAMPLES: &str = "\
+Examples:
+  boxd mcp                                    a box with private files
+  boxd mcp --workspace . --allow pypi.org     this directory as /workspace, and one host
+  claude mcp add box -- boxd mcp              use it in Claude Code
+  boxd mcp --box work                         the box `work` of a server, which is kept
+The first call creates the box. Without --box, it is deleted with the connection. --ttl deletes a
+box that is idle. See docs/mcp.md.";
+
+pub(super) const CODEX_EXAMPLES: &str = "\
+Examples:
+  boxd codex-exec --workspace .               this directory, under its own path
+  boxd codex-exec                             an empty directory under that path
+  boxd codex-exec --box work                  the box `work` of a server, which is kept
+Codex starts it: in $CODEX_HOME/environments.toml (~/.codex/environments.toml), write
+  default = \"box\"
+  [[environments]]
+  id = \"box\"
+  program = \"boxd\"
+  args = [\"codex-exec\", \"--workspace\", \".\"]
+The first request creates the box. Without --box, it is deleted with the connection.
+See docs/codex.md.";
+
+/// Describes `--workspace` for Codex, which names directories of this machine.
+pub(super) fn codex_workspace(option: clap::Arg) -> clap::Arg {
+    option.help("Mount a directory under its own path; with :overlay, keep changes in the box until boxd apply")
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct McpArgs {
+    /// Use this box of a server, created if missing, and keep it
+    #[arg(add = complete::boxes(), long = "box", value_name = "NAME", help_heading = BOX)]
+    pub(crate) box_name: Option<String>,
+    #[command(flatten)]
+    pub(crate) options: BoxOptions,
+}
 
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
@@ -101,12 +139,27 @@ pub(crate) struct BoxOptions {
     /// Delete a named box after this idle time (90, 30m, 2d) [default: the server's]
     #[arg(long, value_name = "TIME", value_parser = values::duration, conflicts_with = "keep", help_heading = BOX)]
     pub(crate) ttl: Option<Duration>,
+    /// Delete, stop or pause a named box that is idle [default: delete]
+    #[arg(long, value_enum, value_name = "ACTION", help_heading = BOX)]
+    pub(crate) on_idle: Option<Action>,
+    /// End a named box after this time, in use or not
+    #[arg(long, value_name = "TIME", value_parser = values::duration, help_heading = BOX)]
+    pub(crate) expire: Option<Duration>,
+    /// Delete, stop or pause a named box that has expired [default: delete]
+    #[arg(long, value_enum, value_name = "ACTION", requires = "expire", help_heading = BOX)]
+    pub(crate) on_expiry: Option<Action>,
+    /// Start or resume a named box when it is used
+    #[arg(long, help_heading = BOX)]
+    pub(crate) wake: bool,
     /// Keep a named box until it is deleted
     #[arg(long, help_heading = BOX)]
     pub(crate) keep: bool,
     /// Use this image as the root filesystem; pull it if it is missing
     #[arg(add = complete::images(), long, value_name = "NAME", help_heading = BOX)]
     pub(crate) image: Option<String>,
+    /// Begin with the files of this snapshot; requires a server
+    #[arg(add = complete::snapshots(), long, value_name = "NAME", conflicts_with = "image", help_heading = BOX)]
+    pub(crate) snapshot: Option<String>,
     /// Pull the image: missing, always or never [default: missing]
     #[arg(long, value_enum, value_name = "WHEN", hide_possible_values = true, requires = "image", help_heading = BOX)]
     pub(crate) pull: Option<Pull>,
@@ -116,6 +169,18 @@ pub(crate) struct BoxOptions {
     /// The user of a new box on an image.
     #[arg(skip)]
     pub(crate) user: Option<String>,
+    /// Fill unset options from this template of the server
+    #[arg(add = complete::templates(), long, value_name = "NAME", help_heading = BOX)]
+    pub(crate) template: Option<String>,
+    /// Take the box from this pool of the server, and use its template
+    #[arg(add = complete::pools(), long, value_name = "NAME", help_heading = BOX)]
+    pub(crate) pool: Option<String>,
+    /// Run this script before the box is ready; repeatable
+    #[arg(long, value_name = "SCRIPT", help_heading = BOX)]
+    pub(crate) prepare: Vec<String>,
+    /// Limit the time of all --prepare scripts together [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = values::duration, requires = "prepare", help_heading = BOX)]
+    pub(crate) prepare_timeout: Option<Duration>,
     /// Use this profile; not allowed with a server
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     pub(crate) profile: Option<String>,
@@ -124,14 +189,14 @@ pub(crate) struct BoxOptions {
     pub(crate) strict: bool,
     #[command(flatten)]
     pub(crate) config: ConfigFile,
-    /// Mount a directory as /workspace
-    #[arg(long, value_name = "DIR[:ro]", help_heading = FILES)]
+    /// Mount a directory as /workspace; with :overlay, keep changes in the box until boxd apply
+    #[arg(long, value_name = "DIR[:ro|:overlay]", help_heading = FILES)]
     pub(crate) workspace: Option<String>,
     /// Mount a directory read-only
     #[arg(long, value_name = "DIR:PATH[:rw]", help_heading = FILES)]
     pub(crate) mount: Vec<String>,
-    /// Mount a volume or a directory read-write; a directory contains a slash
-    #[arg(short, long, value_name = "NAME|DIR:PATH[:ro]", help_heading = FILES)]
+    /// Mount a volume, or a directory (with a slash), read-write; sub=DIR selects a directory of a volume
+    #[arg(short, long, value_name = "NAME|DIR:PATH[:ro|:sub=DIR]", help_heading = FILES)]
     pub(crate) volume: Vec<String>,
     /// Mount toolchains of your home directory read-only: rustup, uv, nvm, pyenv, volta, bun, deno, go
     #[arg(long, help_heading = FILES)]
@@ -142,7 +207,7 @@ pub(crate) struct BoxOptions {
     /// Make the root filesystem writable, the default with --image; without, /usr stays read-only
     #[arg(long, help_heading = FILES)]
     pub(crate) writable: bool,
-    /// Make the root filesystem read-only, the default without --image
+    /// Make the root filesystem read-only, the default without --image and --snapshot
     #[arg(long, conflicts_with = "writable", help_heading = FILES)]
     pub(crate) read_only: bool,
     /// Enable or disable the network [default: off, unless the profile enables it]
@@ -160,7 +225,7 @@ pub(crate) struct BoxOptions {
     /// Limit memory, in MiB or with a unit: 512m, 2g
     #[arg(short, long, alias = "memory", value_name = "MIB", value_parser = values::mebibytes, help_heading = LIMITS)]
     pub(crate) memory_mb: Option<u64>,
-    /// Limit private files, in MiB or with a unit; more than memory holds is on disk: 10g
+    /// Limit private files, in MiB or with a unit: 10g; large limits use disk
     #[arg(long, alias = "disk", value_name = "MIB", value_parser = values::mebibytes, help_heading = LIMITS)]
     pub(crate) disk_mb: Option<u64>,
     /// Limit processes and threads
@@ -205,15 +270,13 @@ impl BoxOptions {
             Some(Switch::Off) => Some(Network::Off),
             None => network_policy.is_some().then_some(Network::On),
         };
-        let lifetime = self.idle_ms().map(|idle_ms| Lifetime {
-            idle_ms: Some(idle_ms),
-            ..Lifetime::default()
-        });
+        let lifetime = self.has_lifetime().then(|| self.lifetime());
         Ok(SpecDraft {
             box_id: Some(box_id),
             network,
             network_policy: network_policy.map(Box::new),
             image: self.image.clone(),
+            snapshot: self.snapshot.as_ref().map(ItemRef::new).transpose()?,
             pull: self.pull.map(Pull::policy),
             user: self.user.clone(),
             host_path,
@@ -237,7 +300,10 @@ impl BoxOptions {
             name: None,
             labels: None,
             note: None,
-            world: None,
+            gateway: None,
+            template: self.template.as_ref().map(ItemRef::new).transpose()?,
+            pool: self.pool.as_ref().map(ItemRef::new).transpose()?,
+            prepare: self.prepare()?,
             main: None,
             guest: None,
             dirs: None,
@@ -253,7 +319,8 @@ impl BoxOptions {
             .image
             .as_deref()
             .is_some_and(|image| image != HOST_IMAGE);
-        match (self.read_only, self.writable || has_image) {
+        let is_writable = self.writable || has_image || self.snapshot.is_some();
+        match (self.read_only, is_writable) {
             (true, _) => Some(true),
             (false, true) => Some(false),
             (false, false) => None,
@@ -262,9 +329,20 @@ impl BoxOptions {
 
     /// Whether the box needs items of a server.
     pub(crate) fn needs_server(&self) -> bool {
-        self.volume
-            .iter()
-            .any(|volume| !values::is_directory(volume))
+        let mut volumes = self.volume.iter();
+        let names_item = self.template.is_some() || self.pool.is_some();
+        let names_item = names_item || self.snapshot.is_some();
+        names_item || volumes.any(|volume| !values::is_directory(volume))
+    }
+
+    /// The commands that run before the box is ready.
+    fn prepare(&self) -> Result<Option<Prepare>> {
+        let commands = self.prepare.iter().map(|text| Ok(BoxProgram::text(text)?));
+        let mut prepare = Prepare::new(commands.collect::<Result<_>>()?);
+        if let Some(timeout) = self.prepare_timeout {
+            prepare.timeout_sec = timeout.as_secs().max(1);
+        }
+        Ok((!prepare.commands.is_empty()).then_some(prepare))
     }
 
     /// The workspace, the other mounts of directories, and the volumes.
@@ -299,6 +377,38 @@ impl BoxOptions {
         matches!(self.pull, None | Some(Pull::Missing))
     }
 
+    /// Whether an option sets the lifetime of the box.
+    pub(crate) fn has_lifetime(&self) -> bool {
+        let acts = self.on_idle.is_some() || self.on_expiry.is_some() || self.wake;
+        acts || self.idle_ms().is_some() || self.expire.is_some()
+    }
+
+    fn lifetime(&self) -> Lifetime {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(FOREVER_MS);
+        let after = |time| UnixMs(UnixMs::now().0.saturating_add(millis(time)).min(FOREVER_MS));
+        Lifetime {
+            idle_ms: self.idle_ms(),
+            on_idle: self.on_idle.unwrap_or_default().into(),
+            expires_at: self.expire.map(after),
+            on_expiry: self.on_expiry.unwrap_or_default().into(),
+            wake: self.wake,
+            ..Lifetime::default()
+        }
+    }
+
+    /// The changes of the lifetime of an existing box: what the options set.
+    pub(crate) fn lifetime_change(&self) -> LifetimeChange {
+        let lifetime = self.lifetime();
+        LifetimeChange {
+            idle_ms: lifetime.idle_ms.map(Some),
+            on_idle: self.on_idle.map(Into::into),
+            expires_at: lifetime.expires_at.map(Some),
+            on_expiry: self.on_expiry.map(Into::into),
+            wake: self.wake.then_some(true),
+            ..LifetimeChange::default()
+        }
+    }
+
     /// The idle time of the box, if an option sets it.
     fn idle_ms(&self) -> Option<u64> {
         let ttl = self.ttl.map(|ttl| u64::try_from(ttl.as_millis()));
@@ -321,6 +431,25 @@ impl Pull {
             Self::Missing => PullPolicy::Missing,
             Self::Always => PullPolicy::Always,
             Self::Never => PullPolicy::Never,
+        }
+    }
+}
+
+/// What happens to a box that is idle or has expired.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Action {
+    #[default]
+    Delete,
+    Stop,
+    Pause,
+}
+
+impl From<Action> for LifetimeAction {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Delete => Self::Delete,
+            Action::Stop => Self::Stop,
+            Action::Pause => Self::Pause,
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Arguments of the commands for volumes and templates.
+//! Arguments of the commands for volumes, templates and pools.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueHint};
 
@@ -76,6 +77,7 @@ pub(crate) struct VolumeUpdateArgs {
 const TEMPLATE_EXAMPLES: &str = "\
 Examples:
   boxd template create web --memory 1g --allow pypi.org
+  boxd run --template web 'pip download requests'
   boxd template create full --spec spec.json";
 
 #[derive(Debug, Args)]
@@ -142,10 +144,81 @@ pub(crate) struct TemplateUpdateArgs {
     pub(crate) spec: TemplateSpec,
 }
 
+const POOL_EXAMPLES: &str = "\
+Examples:
+  boxd template create web --prepare 'pip install requests' --network on
+  boxd pool create ready --template web --size 4
+  boxd run --pool ready 'python3 -c \"import requests\"'";
+
+#[derive(Debug, Args)]
+#[command(after_help = POOL_EXAMPLES)]
+pub(crate) struct PoolArgs {
+    #[command(subcommand)]
+    pub(crate) command: PoolCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PoolCommand {
+    /// Create a pool and start its boxes
+    Create(PoolCreateArgs),
+    /// List pools
+    #[command(visible_alias = "list")]
+    Ls(ItemListArgs),
+    /// Show details of pools
+    Inspect(PoolsArgs),
+    /// Change a pool
+    Update(PoolUpdateArgs),
+    /// Delete pools and the boxes that wait in them
+    Rm(PoolsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolCreateArgs {
+    /// Name of the pool
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Template of its boxes
+    #[arg(add = complete::templates(), long, value_name = "TEMPLATE")]
+    pub(crate) template: String,
+    /// Number of boxes to keep ready
+    #[arg(long, value_name = "N")]
+    pub(crate) size: u32,
+    /// Replace a waiting box at this age [default: 1h]
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub(crate) max_age: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) options: ItemOptions,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolsArgs {
+    /// Pools, by name, tag or id
+    #[arg(add = complete::pools(), value_name = "POOL", required = true)]
+    pub(crate) names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolUpdateArgs {
+    /// Pool, by name, tag or id
+    #[arg(add = complete::pools(), value_name = "POOL")]
+    pub(crate) item: String,
+    /// Use another template
+    #[arg(add = complete::templates(), long, value_name = "TEMPLATE")]
+    pub(crate) template: Option<String>,
+    /// Change the number of boxes to keep ready
+    #[arg(long, value_name = "N")]
+    pub(crate) size: Option<u32>,
+    /// Replace a waiting box at this age
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub(crate) max_age: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) changes: ItemChanges,
+}
+
 /// Properties that items of every kind have.
 #[derive(Debug, Args)]
 pub(crate) struct ItemOptions {
-    /// Add a tag, which leaves any other item
+    /// Add a tag; it moves here from any other item
     #[arg(long, value_name = "TAG")]
     pub(crate) tag: Vec<String>,
     /// Add a label

@@ -43,6 +43,7 @@ const fn unset(name: &'static str, example: &'static str, about: &'static str) -
 /// Keys whose values are tables with names chosen by the operator.
 pub(crate) const TABLE_KEYS: &[&str] = &[
     "policy.profiles",
+    "policy.gateways",
     "policy.tokens",
     "images.mirrors",
     "images.roots",
@@ -76,10 +77,20 @@ pub(crate) const KEYS: &[Key] = &[
         "[]",
         "Host names that HTTP clients may use for this server, besides loopback names.",
     ),
+    key(
+        "server.allowed_origins",
+        "[]",
+        "Origins of web pages that may use /rpc, /rpc/ws and the websockets of server.listen with a token, such as\nhttps://app.example. Requires tokens. The server refuses the pages of all other origins.",
+    ),
     unset(
         "server.public_url",
         r#""https://box.example""#,
         "Base URL of the HTTP listener for shared port addresses, for example that of a reverse proxy.\nDefault: the listening address, or the first of allowed_hosts.",
+    ),
+    unset(
+        "server.box_domain",
+        r#""boxes.example""#,
+        "Domain of boxes: PORT-ID.DOMAIN is a port of a box, and api.DOMAIN the API of E2B. A reverse proxy with a\nwildcard certificate passes them with their Host header. Default: box.localhost, on this machine only.",
     ),
     unset(
         "server.tls_certificate",
@@ -100,6 +111,11 @@ pub(crate) const KEYS: &[Key] = &[
         "server.max_connections",
         "1024",
         "Maximum concurrent connections per listener. Beyond it, the server closes the oldest connection without a token,\nor else the new connection.",
+    ),
+    key(
+        "server.max_body_mb",
+        "256",
+        "Maximum MiB of the body of an HTTP request, such as an upload of a file. A larger value needs no more memory, because\nthe server streams bodies. JSON has a limit of its own.",
     ),
     key(
         "server.calls_per_token",
@@ -140,6 +156,21 @@ pub(crate) const KEYS: &[Key] = &[
         "runtime.max_boxes_per_token",
         "16",
         "Maximum number of boxes per token. Beyond it: capacity. Default: max_boxes.",
+    ),
+    unset(
+        "runtime.max_volume_mb",
+        "10240",
+        "Maximum size of one volume, in MiB. Beyond it: capacity. Default: no limit.",
+    ),
+    unset(
+        "runtime.max_volumes_mb_per_owner",
+        "102400",
+        "Maximum size of all volumes of one owner together, in MiB. Beyond it: capacity. Default: no limit.",
+    ),
+    unset(
+        "runtime.max_snapshots_mb_per_owner",
+        "102400",
+        "Maximum size of all snapshots of one owner together, in MiB. A layer counts in each snapshot that has it. Beyond it:\ncapacity. Default: no limit.",
     ),
     key(
         "runtime.queued_calls",
@@ -190,6 +221,11 @@ pub(crate) const KEYS: &[Key] = &[
         "policy.profiles",
         r#"[{ name = "small", cpus = 0.5, memory_mb = 128, locked = ["network"], strict = true }]"#,
         "Additional profiles. A profile with the name of a built-in profile replaces it.",
+    ),
+    unset(
+        "policy.gateways",
+        r#"{ langbot = "network_basic" }"#,
+        "Profiles of single gateways, by name, instead of `profile`.",
     ),
     unset(
         "policy.shared_host_root",
@@ -259,7 +295,7 @@ pub(crate) const KEYS: &[Key] = &[
     unset(
         "network.proxy",
         r#""http://proxy.internal:3128""#,
-        "HTTP proxy for all connections (CONNECT). The proxy then resolves names. Default: HTTPS_PROXY or HTTP_PROXY of the\nenvironment. `none` disables it.",
+        "HTTP proxy (CONNECT) for all connections of boxes, and to registries on other machines. The proxy then resolves names.\nDefault: HTTPS_PROXY or HTTP_PROXY of the environment. `none` disables it.",
     ),
     key(
         "network.no_proxy",

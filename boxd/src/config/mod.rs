@@ -44,6 +44,13 @@ impl Config {
             None => crate::connect::default_state_dir(),
         }
     }
+
+    /// Returns the settings of images with a store in this directory.
+    pub(crate) fn images(&self, state: &Path) -> Result<ImagesConfig> {
+        let mut images = self.images.images(state)?;
+        images.proxy = self.network.proxy(|name| std::env::var(name).ok())?;
+        Ok(images)
+    }
 }
 
 /// Listeners and their callers.
@@ -55,11 +62,14 @@ pub(crate) struct ServerSection {
     pub(crate) state_dir: Option<PathBuf>,
     pub(crate) token_file: Option<PathBuf>,
     pub(crate) allowed_hosts: Vec<String>,
+    pub(crate) allowed_origins: Vec<String>,
     pub(crate) public_url: Option<String>,
+    pub(crate) box_domain: Option<String>,
     pub(crate) tls_certificate: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
     pub(crate) tls_client_ca: Option<PathBuf>,
     pub(crate) max_connections: usize,
+    pub(crate) max_body_mb: NonZeroU64,
     pub(crate) drain_sec: u64,
     pub(crate) keep_boxes: bool,
     pub(crate) calls_per_token: usize,
@@ -73,6 +83,9 @@ pub(crate) struct RuntimeSection {
     pub(crate) command_retention_sec: u64,
     pub(crate) max_boxes: usize,
     pub(crate) max_boxes_per_token: Option<usize>,
+    pub(crate) max_volume_mb: Option<u64>,
+    pub(crate) max_volumes_mb_per_owner: Option<u64>,
+    pub(crate) max_snapshots_mb_per_owner: Option<u64>,
     pub(crate) queued_calls: usize,
     pub(crate) start_timeout_sec: u64,
     pub(crate) stop_timeout_sec: u64,
@@ -110,7 +123,7 @@ pub(crate) struct ImagesSection {
 
 impl ImagesSection {
     /// Returns the settings of images with a store in this directory.
-    pub(crate) fn images(&self, state: &Path) -> Result<ImagesConfig> {
+    fn images(&self, state: &Path) -> Result<ImagesConfig> {
         let bytes = |mb: NonZeroU64| mb.get().saturating_mul(1 << 20);
         let rule = |text: &String| {
             let rule = text.parse::<PullRule>();
@@ -425,7 +438,7 @@ mod tests {
             config.runtime.stop_timeout_sec,
             runtime.stop_timeout.as_secs()
         );
-        let images = config.images.images(Path::new("/s")).unwrap();
+        let images = config.images(Path::new("/s")).unwrap();
         assert_eq!(images.limits, ImagesConfig::in_directory("/s").limits);
     }
 }

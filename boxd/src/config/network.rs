@@ -73,7 +73,8 @@ impl NetworkSection {
         Ok(egress)
     }
 
-    fn proxy(&self, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proxy>> {
+    /// The proxy of the configuration, or of the environment.
+    pub(crate) fn proxy(&self, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proxy>> {
         let first = |names: &'static [&'static str]| {
             let set = names
                 .iter()

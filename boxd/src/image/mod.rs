@@ -228,22 +228,30 @@ async fn import(cli: &Cli, args: &ImportArgs) -> Result<ExitCode> {
 }
 
 async fn export(cli: &Cli, args: &ExportArgs) -> Result<ExitCode> {
-    let to_stdout = args.file == Path::new("-");
+    let client = ImageClient::open(cli).await?;
+    let images = client.images();
+    save_archive(&args.file, async || Ok(images.export(&args.image).await?)).await
+}
+
+/// Writes an archive of the server to a file, or to stdout for `-`.
+pub(crate) async fn save_archive<R: AsyncRead + Unpin>(
+    file: &Path,
+    open: impl AsyncFnOnce() -> Result<R>,
+) -> Result<ExitCode> {
+    let to_stdout = file == Path::new("-");
     ensure!(
         !to_stdout || !std::io::stdout().is_terminal(),
         "export: stdout is a terminal; name a file, or redirect stdout"
     );
-    let client = ImageClient::open(cli).await?;
-    let images = client.images();
     let work = async |interrupt: Interrupt| {
-        let mut reader = interrupt.guard(images.export(&args.image).await?);
+        let mut reader = interrupt.guard(open().await?);
         let bar = progress::bar(None);
         let saved = if to_stdout {
             let mut out = tokio::io::stdout();
             let copied = cp::copy(&mut reader, &mut out, &bar).await;
             copied.and(out.flush().await.map_err(Into::into))
         } else {
-            cp::save(&mut reader, &args.file, &bar).await
+            cp::save(&mut reader, file, &bar).await
         };
         bar.finish_and_clear();
         saved

@@ -8,6 +8,7 @@ use box_service::BoxService;
 use box_service::connector::InProcess;
 use box_transports::Endpoint;
 
+use super::http::pages::Origins;
 use super::listeners;
 use super::tokens::Tokens;
 use crate::config::{Config, ServerSection};
@@ -25,6 +26,7 @@ pub(crate) fn check(config: &Config) -> Result<()> {
     if let Some(text) = &server.http {
         check_http(text, &tokens).context("server.http")?;
     }
+    Origins::new(&server.allowed_origins, !tokens.is_empty())?;
     check_files(server)?;
     config.network.egress(|name| std::env::var(name).ok())?;
     BoxService::with_connector(config.policy.clone(), InProcess::new(Router::empty()))?;

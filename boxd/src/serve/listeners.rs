@@ -37,7 +37,7 @@ impl Listeners {
             let options = ListenOptions {
                 tls: tls(&endpoint, section)?,
                 max_connections: section.max_connections,
-                upgrade_policy: Some(Arc::new(origin_check(&endpoint, section))),
+                upgrade_policy: Some(Arc::new(origin_check(&endpoint, section, &auth_rule))),
                 ..ListenOptions::default()
             };
             let listener = endpoint.listen(&options).await;
@@ -164,8 +164,10 @@ pub(super) fn names(allowed: &[String], host: &str) -> Vec<String> {
     names
 }
 
-/// Returns the websocket checks: an allowed host name, and no web page.
-fn origin_check(endpoint: &Endpoint, section: &ServerSection) -> UpgradePolicy {
+/// Returns the websocket checks: an allowed host name, and no web page but those that the operator allows.
+///
+/// A page needs a token.
+fn origin_check(endpoint: &Endpoint, section: &ServerSection, auth: &AuthRule) -> UpgradePolicy {
     let Endpoint::WebSocket { address, path, .. } = endpoint else {
         return UpgradePolicy::new();
     };
@@ -174,7 +176,11 @@ fn origin_check(endpoint: &Endpoint, section: &ServerSection) -> UpgradePolicy {
     } else {
         UpgradePolicy::new().paths([path])
     };
-    policy.hosts(names(&section.allowed_hosts, &address.host))
+    let policy = policy.hosts(names(&section.allowed_hosts, &address.host));
+    match auth {
+        AuthRule::Token(_) => policy.origins(&section.allowed_origins),
+        _ => policy,
+    }
 }
 
 fn tls(endpoint: &Endpoint, section: &ServerSection) -> Result<Option<ServerTls>> {

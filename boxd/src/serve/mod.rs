@@ -3,7 +3,7 @@
 //! 1. This file: the order of startup and shutdown.
 //! 2. `tokens`: the tokens of network callers.
 //! 3. `listeners`: the RPC listeners, and how each authenticates its callers.
-//! 4. `http`: the HTTP port. `share`: addresses of it that are credentials.
+//! 4. `http`: the HTTP port. `share`: addresses of it that are credentials. `url_key`: their key.
 //! 5. `trusted_file`: files that must belong to this user. `ready`: notification that startup is complete.
 
 mod check;
@@ -14,6 +14,7 @@ mod ready;
 mod share;
 mod tokens;
 mod trusted_file;
+pub(crate) mod url_key;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,10 +27,11 @@ use box_service::paths::real_path;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use self::check::check;
-use self::http::signed_url::SigningKey;
+use self::http::pages::Origins;
 use self::http::{BoundPort, HttpServer};
 use self::listeners::Listeners;
 use self::tokens::Tokens;
+pub(crate) use self::tokens::check_name as check_token_name;
 use crate::args::{Cli, ServeArgs};
 use crate::config::{self, Config, Flag, ServerSection, Values};
 use crate::connect::SOCKET;
@@ -65,6 +67,7 @@ pub(crate) async fn run(cli: &Cli, args: &ServeArgs) -> Result<ExitCode> {
     config.policy.private.clone_from(&private);
     let tokens = Tokens::read(config.server.token_file.as_deref())?;
     tokens.check_policy(&config.policy)?;
+    Origins::new(&config.server.allowed_origins, !tokens.is_empty())?;
     let ports = bind_ports(args, &config.server, &tokens).await?;
     let embedded = EmbeddedServer::start(&config, Some(&state), config.policy.clone())?;
     let guarded = !tokens.is_empty() || langbot::token().is_ok_and(|token| token.is_some());
@@ -74,18 +77,11 @@ pub(crate) async fn run(cli: &Cli, args: &ServeArgs) -> Result<ExitCode> {
         Some(Caller::token(langbot::OWNER)),
         guarded,
     )?;
-    let key = SigningKey::load_or_create(&state)?;
+    let key = url_key::load_or_create(&state)?;
     let shared_by = ports.first().filter(|_| config.server.http.is_some());
     let url = shared_by.map(|port| port.url(&config.server));
     let router = share::router(&embedded, key.clone(), url);
-    let serve = |port: BoundPort| {
-        port.serve(
-            embedded.runtime.clone(),
-            router.clone(),
-            key.clone(),
-            &langbot,
-        )
-    };
+    let serve = |port: BoundPort| port.serve(&embedded, router.clone(), key.clone(), &langbot);
     let http: Vec<HttpServer> = ports.into_iter().map(serve).collect();
     let adopted = embedded.runtime.adopt().await.with_context(|| {
         let state = state.display();
@@ -158,7 +154,7 @@ fn exit_at_once(signal: SignalKind) -> ! {
     std::process::exit(128 + signal.as_raw_value())
 }
 
-/// Waits for running calls, then deletes all boxes unless they are to be kept.
+/// Waits for running calls, then ends the boxes in pools, and all others unless they are to be kept.
 ///
 /// Each step has a time limit.
 async fn stop(
@@ -173,6 +169,7 @@ async fn stop(
     let http = http.into_iter().map(|http| http.close(within, keep));
     let http = futures::future::join_all(http);
     futures::future::join(listeners.close(within, keep), http).await;
+    embedded.runtime.close_pools(within).await;
     if !keep {
         let within_ms = u64::try_from(within.as_millis()).ok();
         let all = SystemShutdownParams {

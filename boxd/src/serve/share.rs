@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
+use box_gateways::http::capability::{Scope, SigningKey};
+use box_gateways::http::context::Context;
 use box_protocol::actions::{PortShare, PortShareParams, PortShareResult};
 use box_protocol::{BoxError, UnixMs};
 use box_rpc::{Call, Handle, Router};
 use box_runtime::BoxRuntime;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::http::signed_url::{Scope, SigningKey};
 use crate::embedded::EmbeddedServer;
-
-/// The characters that a path segment holds unescaped.
-const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
 
 /// The handler that creates addresses.
 #[derive(Debug)]
@@ -53,7 +50,7 @@ impl Handle<PortShare> for Share {
         let expires_at = for_ms.map(|time| UnixMs(UnixMs::now().0.saturating_add(time.get())));
         let signature = self.key.sign(&info, Scope::Port(port), expires_at);
         // A box name is unique only per owner; this id is unique on the server.
-        let id = utf8_percent_encode(&info.backend_id, PATH_SEGMENT);
+        let path = Context::box_path(&info);
         tracing::info!(
             target: "audit",
             caller = &*call.caller().name(),
@@ -63,7 +60,7 @@ impl Handle<PortShare> for Share {
             "port shared"
         );
         Ok(PortShareResult {
-            url: format!("{url}/boxes/{id}~{signature}/port/{port}/"),
+            url: format!("{url}{path}~{signature}/port/{port}/"),
             expires_at,
         })
     }

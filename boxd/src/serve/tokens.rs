@@ -26,6 +26,19 @@ fn is_reserved(name: &str) -> bool {
     Caller::RESERVED.contains(&name) || name == OWNER
 }
 
+/// Checks the name of a new token.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    ensure!(
+        !name.is_empty() && !name.starts_with('#') && !name.contains(char::is_whitespace),
+        "NAME: must be one word that does not begin with #"
+    );
+    ensure!(
+        !is_reserved(name),
+        "NAME: {name} is reserved; choose another"
+    );
+    Ok(())
+}
+
 /// The configured tokens and their names.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tokens(box_rpc::Tokens, BTreeSet<String>);

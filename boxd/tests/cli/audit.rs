@@ -197,3 +197,35 @@ fn commands_that_end_while_no_server_runs_are_logged_once_by_the_next() {
     log.end_of("early");
     log.end_of("late");
 }
+
+#[test]
+fn commands_of_a_box_from_a_pool_are_logged_under_the_id_of_its_request() {
+    let (server, log) = logged(tempfile::tempdir().unwrap());
+    let template = ["template", "create", "t", "--prepare", "true"];
+    server.ok(&template);
+    server.ok(&["pool", "create", "p", "--template", "t", "--size", "1"]);
+    eventually("the pool is full", || {
+        server.json(&["pool", "inspect", "p"])["content"]["pool"]["ready"] == 1
+    });
+    server.ok(&["run", "-d", "--name", "b", "--pool", "p", "true"]);
+    assert_eq!(server.json(&["inspect", "b"])["box"]["pool"], "p");
+    let taken = || {
+        let mut lines = log.command_lines();
+        lines.retain(|line| line["message"] == "taken from a pool");
+        lines
+    };
+    let [taken] = &taken()[..] else {
+        panic!("{:?}", log.command_lines());
+    };
+    assert_eq!(taken["box_id"], "b");
+    let waited_as = taken["waited_as"].as_str().unwrap();
+    assert!(waited_as.starts_with("pool-"), "{waited_as}");
+    let ended = || {
+        let mut lines = log.command_lines();
+        lines.retain(|line| line["message"] == "finished" && line["box_id"] == "b");
+        lines
+    };
+    eventually("the end of the command", || ended().len() == 1);
+    let prepared = log.of("finished", "prepare-1");
+    assert!(prepared.iter().any(|line| line["box_id"] == waited_as));
+}

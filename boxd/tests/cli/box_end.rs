@@ -29,6 +29,18 @@ fn a_full_quota_has_a_specific_message_and_exit_code() {
 }
 
 #[test]
+fn a_file_as_large_as_the_quota_refuses_writes_and_the_command_goes_on() {
+    let workspace = tempfile::tempdir().unwrap();
+    let mut run = boxd();
+    run.args(["run", "--quota-mb", "8", "--workspace"])
+        .arg(workspace.path())
+        .arg("head -c 20M /dev/zero > one; rm one; exit 7");
+    let ran = feed(&mut run, b"");
+    assert_eq!(ran.status.code(), Some(7), "{ran:?}");
+    assert!(err(&ran).contains("File too large"), "{ran:?}");
+}
+
+#[test]
 fn a_full_quota_is_in_inspect_and_in_the_log_and_later_calls_get_it() {
     let directory = tempfile::tempdir().unwrap();
     let workspace = directory.path().join("workspace");
@@ -48,6 +60,9 @@ fn a_full_quota_is_in_inspect_and_in_the_log_and_later_calls_get_it() {
     let reason = inspected["box"]["reason"].as_str().unwrap();
     assert!(reason.starts_with("quota exceeded: 8 MiB"), "{reason}");
     is_over_quota(&server.run(&["exec", "full", "true"]));
+    server.ok(&["run", "--name", "other", "true"]);
+    let usage = server.json(&["stats"]);
+    assert_ne!(usage["other"], usage["full"], "a failed box has no numbers");
     let log = std::fs::read_to_string(log).unwrap();
     assert!(log.contains("quota exceeded: 8 MiB"), "{log}");
     let failed = log.lines().find(|line| line.contains("box failed"));

@@ -212,11 +212,17 @@ fn commands_of_other_tools_get_a_tip() {
         ("create", "boxd run --name"),
         ("images", "boxd image ls"),
         ("list", "boxd ps"),
-        ("exce", "'exec'"),
-        ("inspct", "'inspect'"),
+        ("commit", "boxd snapshot"),
+        ("exce", "tip: `boxd exec`\n"),
+        ("inspct", "tip: `boxd inspect`\n"),
+        ("rnu", "tip: `boxd run`\n"),
+        ("pasue", "tip: `boxd pause`\n"),
     ] {
         let refused = super::support::boxd().arg(word).output().unwrap();
         assert_eq!(refused.status.code(), Some(2), "{word}");
         assert!(err(&refused).contains(suggestion), "{word}: {refused:?}");
+        let json = super::support::boxd().args(["--json", word]).output();
+        let tip = suggestion.trim_start_matches("tip: ").trim();
+        assert!(err(&json.unwrap()).contains(tip), "{word}");
     }
 }

@@ -136,6 +136,43 @@ fn ttl_and_keep_set_the_lifetime_of_a_named_box() {
 }
 
 #[test]
+fn idle_and_expired_boxes_are_kept_and_woken_if_asked() {
+    let server = Server::start();
+    let info = |name: &str| server.json(&["inspect", name])["box"].clone();
+    let is = |name: &str, state: &str| {
+        let what = format!("{name} is {state}");
+        eventually(&what, || info(name)["state"] == state);
+    };
+    let idle = ["--ttl", "1s", "--on-idle", "stop", "--wake"];
+    server.ok(&[&["run", "--name", "idle"], &idle[..], &["echo 1 > /tmp/f"]].concat());
+    is("idle", "stopped");
+    assert_eq!(server.ok(&["exec", "idle", "cat /tmp/f"]), "1\n");
+    is("idle", "stopped");
+    let expires = ["--expire", "2s", "--on-expiry", "stop", "--keep"];
+    let run = [&["run", "--name", "expires"], &expires[..]].concat();
+    server.ok(&[&run[..], &["echo 2 > /tmp/f"]].concat());
+    assert!(info("expires")["lifetime"]["expires_at"].is_u64());
+    is("expires", "stopped");
+    // The box is stopped a moment earlier.
+    eventually("the expiry is over", || {
+        info("expires")["lifetime"]["expires_at"].is_null()
+    });
+    let asleep = server.run(&["exec", "expires", "cat /tmp/f"]);
+    assert!(err(&asleep).contains("is not running"), "{asleep:?}");
+    server.ok(&["start", "expires"]);
+    assert_eq!(server.ok(&["exec", "expires", "cat /tmp/f"]), "2\n");
+    // Only the options that are given change an existing box.
+    server.ok(&["run", "--name", "expires", "--wake", "true"]);
+    let lifetime = &info("expires")["lifetime"];
+    assert_eq!(
+        (&lifetime["wake"], &lifetime["on_expiry"]),
+        (&true.into(), &"stop".into())
+    );
+    let unnamed = server.run(&["run", "--on-idle", "stop", "true"]);
+    assert!(err(&unnamed).contains("require --name"), "{unnamed:?}");
+}
+
+#[test]
 fn a_named_shell_keeps_its_state() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);

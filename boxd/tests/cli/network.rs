@@ -31,22 +31,22 @@ nsenter -t $far -n /usr/bin/python3 -m http.server 8080 >/dev/null 2>&1 & one=$!
 /usr/bin/python3 -m http.server 8081 >/dev/null 2>&1 & two=$!
 for n in $(seq 200); do curl -s -m 1 http://93.184.216.34:8080/ >/dev/null && curl -s -m 1 http://10.9.9.9:8080/ >/dev/null \
     && curl -s -m 1 http://93.184.216.1:8081/ >/dev/null && break; sleep 0.05; done
-as_nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
-as_root() { "$@"; }
 for who in $2; do
-    try() { $who env BOXD_NETWORK_PROXY=none "$boxd" run "$@" 2>/dev/null || echo refused; }
+    as=env
+    [ $who = root ] || as='setpriv --reuid 65534 --regid 65534 --clear-groups env'
+    try() { $as BOXD_NETWORK_PROXY=none "$boxd" run "$@" 2>/dev/null || echo refused; }
     echo "public $(try --network on -- curl -s -m 20 http://93.184.216.34:8080/)"
     echo "private $(try --network on -- curl -s -m 20 http://10.9.9.9:8080/)"
     echo "own $(try --network on -- curl -s -m 20 http://93.184.216.1:8081/)"
     echo "listed $(try --allow 10.9.9.0/24:8080 -- curl -s -m 20 http://10.9.9.9:8080/)"
     echo "unlisted $(try --allow 10.9.9.0/24:8080 -- curl -s -m 20 http://93.184.216.34:8080/)"
-    refusals() { $who env BOXD_NETWORK_PROXY=none "$boxd" "$@" 2>&1 >/dev/null | grep ' refused ' | sort | tr '\n' ' '; echo; }
+    refusals() { $as BOXD_NETWORK_PROXY=none "$boxd" "$@" 2>&1 >/dev/null | grep ' refused ' | sort | tr '\n' ' '; echo; }
     twice='curl -s -m 20 http://93.184.216.34:8080/; curl -s -m 20 http://93.184.216.34:8080/; curl -s http://elsewhere.example/'
     echo "says $(refusals run --allow 10.9.9.0/24:8080 "$twice")"
     echo "says $(refusals run --network on 'curl -s -m 20 http://93.184.216.34:8080/')"
     state=$(mktemp -d)
-    [ $who = as_root ] || chown 65534:65534 "$state"
-    $who env BOXD_NETWORK_PROXY=none "$boxd" serve --state-dir "$state/s" >"$dir/ready.$who" 2>/dev/null & serve=$!
+    [ $who = root ] || chown 65534:65534 "$state"
+    $as BOXD_NETWORK_PROXY=none "$boxd" serve --state-dir "$state/s" >"$dir/ready.$who" 2>/dev/null & serve=$!
     for n in $(seq 400); do grep -q ready "$dir/ready.$who" && break; sleep 0.05; done
     for n in 1 2; do
         echo "says $(refusals --endpoint "unix:$state/s/boxd.sock" run --name b --allow 10.9.9.0/24:8080 "$twice")"
@@ -63,9 +63,9 @@ fn private_addresses_are_reachable_only_if_listed() {
     let root = rustix::process::geteuid().is_root();
     // An ordinary user is root in new namespaces, and has no other user there.
     let (namespaces, users) = if root {
-        ("-n", "as_root as_nobody")
+        ("-n", "root other")
     } else {
-        ("-rn", "as_root")
+        ("-rn", "root")
     };
     let mut command = Command::new("unshare");
     command.args([namespaces, "sh", "-c", SCRIPT, "sh", BOXD, users]);

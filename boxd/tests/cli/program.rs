@@ -22,9 +22,10 @@ const REQUIRED: [&str; 8] = [
     "namespace.cgroup",
     "seccomp",
 ];
-const OPTIONAL: [&str; 12] = [
+const OPTIONAL: [&str; 13] = [
     "landlock",
     "overlay",
+    "overlay.workspace",
     "two_uids",
     "cgroup.memory",
     "cgroup.pids",
@@ -141,8 +142,8 @@ fn doctor_reports_primitives_and_profiles_as_json() {
             expected.retain(|name| *name != "network.connect_errors");
             // No disk limit is configured.
             expected.retain(|name| *name != "cgroup.io");
-            // No profile has a disk.
-            expected.retain(|name| *name != "disk.limit");
+            // No profile has a disk or an overlay workspace.
+            expected.retain(|name| !["disk.limit", "overlay.workspace"].contains(name));
             missing.sort_unstable();
             expected.sort_unstable();
             assert_eq!(missing, expected, "{profile}");

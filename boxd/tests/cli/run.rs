@@ -489,6 +489,7 @@ fn limits_that_are_not_enforced_are_named_once_and_strict_refuses_them() {
             "network.connect_errors",
             "cgroup.io",
             "disk.limit",
+            "overlay.workspace",
         ];
         let lacking = missing.iter().any(|name| !asked_for.contains(name));
         assert_eq!(strict.status.success(), !lacking, "{missing:?} {strict:?}");

@@ -104,8 +104,17 @@ impl Server {
 
     /// Starts a server of this user, in a directory that a server of the same user may have used.
     pub(crate) fn of_user(directory: tempfile::TempDir, user: Option<u32>) -> Self {
+        Self::of_user_with(directory, user, |_| {})
+    }
+
+    /// Starts a server of this user with more arguments.
+    pub(crate) fn of_user_with(
+        directory: tempfile::TempDir,
+        user: Option<u32>,
+        more: impl FnOnce(&mut Command),
+    ) -> Self {
         let Some(user) = user else {
-            return Self::with(directory, |_| {});
+            return Self::with(directory, more);
         };
         let program = directory.path().join("boxd");
         // Copied by another process, because a child of this one could keep the file open for
@@ -118,7 +127,7 @@ impl Server {
         let mut command = Command::new(&program);
         command.env_clear().env("PATH", "/usr/bin:/bin");
         command.uid(user).gid(user).current_dir("/");
-        Self::spawn(command, directory, |_| {})
+        Self::spawn(command, directory, more)
     }
 
     /// Kills the server, and returns its directory.
@@ -128,7 +137,8 @@ impl Server {
         std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap())
     }
 
-    fn spawn(
+    /// Starts a server by a command that gets its arguments.
+    pub(crate) fn spawn(
         mut command: Command,
         directory: tempfile::TempDir,
         more: impl FnOnce(&mut Command),

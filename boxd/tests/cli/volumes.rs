@@ -249,6 +249,17 @@ fn volumes_are_listed_tagged_renamed_and_shared() {
     }
     assert_eq!(server.ok(&["exec", "two", "ls /d"]), "one\ntwo\n");
     assert_eq!(server.json(&["volume", "inspect", "c"])["used_by"], 2);
+    server.ok(&[
+        "run",
+        "-v",
+        "a:/d:sub=in/side",
+        "touch /d/file; ls -d /d/in && exit 1 || true",
+    ]);
+    let show = "ls /d; touch /d/more || echo read-only";
+    let shown = server.run(&["run", "-v", "a:/d:ro,sub=in/side", show]);
+    assert_eq!(out(&shown), "file\nread-only\n", "{shown:?}");
+    let outside = server.run(&["run", "-v", "a:/d:sub=../b", "true"]);
+    assert!(err(&outside).contains("sub_path: must be"), "{outside:?}");
     let taken = server.run(&["volume", "create", "a"]);
     assert!(err(&taken).contains("name: a is taken"), "{taken:?}");
     let small = server.run(&["volume", "create", "s", "--size", "1m"]);

@@ -13,6 +13,7 @@ fn health_is_public_and_read_only() {
         ("/health", "status"),
         ("/readyz", "ready"),
         ("/version", "version"),
+        ("/openapi.json", "openapi"),
     ] {
         let answer = client.get(path, &[]);
         assert_eq!(answer.status, 200, "{path}");
@@ -21,7 +22,7 @@ fn health_is_public_and_read_only() {
         assert_eq!(client.request("HEAD", path, &[]).status, 200);
         let posted = client.request("POST", path, &[("Content-Length", "0")]);
         assert_eq!(posted.status, 405);
-        assert_eq!(posted.header("allow"), Some("GET, HEAD"));
+        assert_eq!(posted.header("allow"), Some("GET,HEAD"));
     }
     let ready = client.get("/readyz", &[]).json();
     assert_eq!(

@@ -177,7 +177,7 @@ fn a_body_beyond_the_limit_is_refused_before_it_is_sent() {
     );
     assert_eq!(answer.status, 413);
     assert_eq!(answer.json()["code"], "PAYLOAD_TOO_LARGE");
-    assert!(answer.body.contains("http_body_bytes") && answer.body.contains(&most.to_string()));
+    assert!(answer.body.contains("server.max_body_mb") && answer.body.contains(&most.to_string()));
     // The server does not ask for a body that it would refuse.
     let (most, mut client) = (most.to_string(), server.client());
     let request = [("Content-Length", &*most), ("Expect", "100-continue")];
@@ -187,6 +187,22 @@ fn a_body_beyond_the_limit_is_refused_before_it_is_sent() {
             .status,
         404
     );
+}
+
+#[test]
+fn the_operator_sets_the_limit_of_bodies() {
+    let server = Setup::new().env("BOXD_SERVER_MAX_BODY_MB", "1").start();
+    let status = |length: &str| {
+        let request = [("Content-Length", length), ("Expect", "100-continue")];
+        let mut client = server.client();
+        client.request("POST", "/boxes/none/port/80/", &request)
+    };
+    assert_eq!(status("1048576").status, 404);
+    let refused = status("1048577");
+    assert_eq!(refused.status, 413);
+    assert!(refused.body.contains("server.max_body_mb, 1048576 bytes;"));
+    let none = Setup::new().env("BOXD_SERVER_MAX_BODY_MB", "0").fails();
+    assert!(none.1.contains("server.max_body_mb"), "{}", none.1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! - `support`: a running `boxd serve`, and an HTTP client that sends exactly the bytes of a test.
 //! - `health`, `routes`, `origin`, `tokens`: which request gets which answer.
+//! - `pages`: web pages that the operator allows.
 //! - `rpc`: boxes over `/rpc/ws`, in both dialects, and their owners.
 //! - `ports`: servers inside a box.
 //! - `load`: clients that stall, send too much, or are too many.
@@ -13,6 +14,7 @@ mod drain;
 mod health;
 mod load;
 mod origin;
+mod pages;
 mod ports;
 mod routes;
 mod rpc;

@@ -7,10 +7,10 @@ fn an_unknown_path_names_the_closest_route() {
     let server = Setup::new().start();
     let mut client = server.client();
     for (path, named) in [
-        ("/rpc", "/rpc/ws"),
+        ("/rpc/w", "/rpc/ws"),
         ("/helthz", "/healthz"),
         ("/boxes/b/ports/80", "/boxes/{box}/port/{port}"),
-        ("/v1/sandboxes", "docs/wire.md"),
+        ("/favicon.ico", "docs/wire.md"),
     ] {
         let answer = client.get(path, &[]);
         assert_eq!(answer.status, 404, "{path}");
@@ -18,7 +18,55 @@ fn an_unknown_path_names_the_closest_route() {
         assert!(body["message"].as_str().unwrap().contains(named), "{body}");
         assert_eq!(body["code"], "NOT_FOUND");
     }
-    assert_eq!(client.get("/rpc/../metrics", &[]).status, 404);
+    for path in [
+        "/",
+        "/healthzz",
+        "/healthz/x",
+        "/HEALTHZ",
+        "//healthz",
+        "/%68ealthz",
+        "/rpc/ws/x",
+        "/v1",
+        "/v1/metrics",
+        "/v1/sessions/a/ws",
+        "/boxes/b",
+        "/boxes//port/80",
+        "/boxes/b/port",
+        "/boxes/b/port/80/../../../../metrics",
+        "/rpc/../metrics",
+    ] {
+        assert_eq!(client.get(path, &[]).status, 404, "{path}");
+    }
+    // A slash at the end changes nothing.
+    for path in ["/healthz/", "/metrics/"] {
+        assert_eq!(client.get(path, &[]).status, 200, "{path}");
+    }
+    for path in ["/rpc/ws/", "/v1/sessions/a/managed-process/p/ws/"] {
+        assert_eq!(client.get(path, &[]).status, 426, "{path}");
+    }
+}
+
+#[test]
+fn every_answer_has_a_request_id() {
+    let server = Setup::new().with_tokens().start();
+    let mut client = server.client();
+    let own = [("X-Request-ID", "mine-1")];
+    for (path, status) in [
+        ("/healthz", 200),
+        ("/nowhere", 404),
+        ("/boxes/b/port/80/", 401),
+        ("/v1/sessions/s/managed-process/ws", 401),
+    ] {
+        let answer = client.get(path, &own);
+        assert_eq!(answer.status, status, "{path}");
+        assert_eq!(answer.header("x-request-id"), Some("mine-1"), "{path}");
+        let other = client.get(path, &[]).header("x-request-id").map(str::len);
+        assert_eq!(other, Some(32), "{path}");
+    }
+    let (name, token) = crate::support::bearer(ANN);
+    let socket = client.upgrade(&[(name, &token)]);
+    assert_eq!(socket.status, 101);
+    assert!(socket.header("x-request-id").is_some());
 }
 
 #[test]

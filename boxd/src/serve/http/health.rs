@@ -1,27 +1,30 @@
 //! Liveness, readiness and the version; these routes need no token.
 
-use hyper::StatusCode;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use box_gateways::http::refusal::json_response as response;
+use box_runtime::Caller;
 use serde_json::json;
 
-use box_runtime::Caller;
-
-use super::response::{HttpResponse, json_response as response};
 use super::state::{HttpState, Phase};
 
 /// Answers that the process is alive, in the format of every client.
-pub(super) async fn live(state: &HttpState) -> HttpResponse {
+pub(super) async fn live(State(state): State<Arc<HttpState>>) -> Response {
     let resources = state.langbot.resources().await;
     let body = json!({"live": true, "status": "ok", "resources": resources});
     response(StatusCode::OK, &body)
 }
 
 /// Answers with the version.
-pub(super) fn version() -> HttpResponse {
+pub(super) async fn version() -> Response {
     response(StatusCode::OK, &crate::version::json())
 }
 
 /// Answers whether the server is serving and has a usable backend.
-pub(super) async fn ready(state: &HttpState) -> HttpResponse {
+pub(super) async fn ready(State(state): State<Arc<HttpState>>) -> Response {
     let phase = state.phase();
     let (backend, boxes) = match state.runtime.status(&Caller::Local).await {
         Ok(status) => (Some(status.backend), status.active_boxes),
@@ -74,6 +77,8 @@ pub(super) async fn ready(state: &HttpState) -> HttpResponse {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use box_gateways::langbot::{LangBot, Settings};
     use box_rpc::Router;
     use box_runtime::{BoxRuntime, RuntimeConfig};
@@ -83,8 +88,9 @@ mod tests {
 
     use super::*;
     use crate::serve::http::auth::Auth;
+    use crate::serve::http::body::BodyLimit;
     use crate::serve::http::origin::Hosts;
-    use crate::serve::http::signed_url::SigningKey;
+    use crate::serve::http::pages::Origins;
     use crate::serve::http::state::PortSettings;
 
     #[tokio::test]
@@ -98,21 +104,27 @@ mod tests {
         let settings = PortSettings {
             auth,
             hosts,
+            origins: Origins::none(),
+            public_url: None,
+            box_domain: None,
+            max_body: BodyLimit::of_megabytes(NonZeroU64::MIN),
             only_langbot: false,
         };
         let connector = InProcess::new(runtime.router());
         let service = BoxService::with_connector(ServiceConfig::default(), connector).unwrap();
-        let langbot = LangBot::new(runtime.clone(), service, Settings::default()).unwrap();
-        let state = tempfile::tempdir().unwrap();
-        let key = SigningKey::load_or_create(state.path()).unwrap();
-        let state = HttpState::new(Router::empty(), runtime, langbot.into(), settings, key, 1);
+        let langbot = LangBot::new(runtime.clone(), service.clone(), Settings::default()).unwrap();
+        let key = crate::serve::url_key::ephemeral().unwrap();
+        let langbot = Arc::new(langbot);
+        let boxes = (runtime, service);
+        let state = HttpState::new(Router::empty(), boxes, langbot, settings, key, 1);
+        let state = Arc::new(state);
         for (phase, error) in [
             (Phase::Starting, "starting"),
             (Phase::Serving, "no backend"),
             (Phase::Draining, "draining"),
         ] {
             state.enter(phase);
-            let response = ready(&state).await;
+            let response = ready(State(Arc::clone(&state))).await;
             assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
             let body = response.into_body().collect().await.unwrap().to_bytes();
             let body: serde_json::Value = serde_json::from_slice(&body).unwrap();

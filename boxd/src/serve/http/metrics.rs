@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use box_gateways::http::refusal::text_response;
 use box_protocol::BoxState;
 use box_protocol::actions::BoxListParams;
 use box_runtime::Caller;
 use box_transports::Endpoint;
 use box_transports::server::ServerMetrics;
-use hyper::StatusCode;
 
-use super::response::{HttpResponse, text_response};
 use super::state::HttpState;
 
 /// Counters that requests update.
@@ -47,10 +49,10 @@ impl Counters {
 }
 
 /// Returns all metrics.
-pub(super) async fn response(state: &HttpState) -> HttpResponse {
+pub(super) async fn response(State(state): State<Arc<HttpState>>) -> Response {
     let mut metrics = MetricsText::default();
-    boxes(&mut metrics, state).await;
-    connections(&mut metrics, state);
+    boxes(&mut metrics, &state).await;
+    connections(&mut metrics, &state);
     let requests = state.counters.requests.lock();
     let requests = requests.unwrap_or_else(PoisonError::into_inner).clone();
     metrics.declare(

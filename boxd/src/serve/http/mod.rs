@@ -1,27 +1,26 @@
 //! The HTTP port: health, metrics, the RPC over a websocket, and the gateways.
 //!
-//! 1. `routes`: the route of a path.
-//! 2. `auth`: tokens. `signed_url`: addresses that need no token. `origin`: rejects web pages before either.
-//! 3. `dispatch`: a request from its arrival to its response. `response`: responses and refusals. `body`: request bodies.
-//! 4. `health`, `metrics`, `websocket`, `port_proxy`, `langbot`: the handlers of the routes.
-//! 5. This file: connections, from the listener to the drain. `state`: their common state. `write_timeout`: write timeouts.
+//! 1. `router`: the routes. `layers`: the checks before each of them, and the records after it.
+//! 2. `auth`: tokens. `origin`: rejects web pages. `pages`: those that the operator allows. `body`: limits of request
+//!    bodies.
+//! 3. `health`, `metrics`, `websocket`, `rpc`, `openapi`, `ports`, `langbot`: the handlers of the routes.
+//! 4. This file: connections, from the listener to the drain. `state`: their common state. `client_stream`: timeouts.
 
 pub(crate) mod auth;
 mod body;
-mod dispatch;
-mod header_filter;
+mod client_stream;
 mod health;
 mod langbot;
+mod layers;
 mod metrics;
+mod openapi;
 mod origin;
-mod port_proxy;
-mod response;
-mod routes;
-pub(crate) mod signed_url;
+pub(super) mod pages;
+mod ports;
+mod router;
+mod rpc;
 mod state;
-mod token_filter;
 mod websocket;
-mod write_timeout;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -29,35 +28,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use axum::body::Body;
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderValue};
+use axum::response::Response;
+use box_gateways::e2b::hosts::{LOOPBACK_DOMAIN, rewrite};
+use box_gateways::http::capability::SigningKey;
 use box_gateways::langbot::{LangBot, TOKEN_VARIABLE};
 use box_rpc::Router;
-use box_runtime::BoxRuntime;
 use box_transports::Endpoint;
-use box_transports::connection_limit::{AcceptBackoff, ConnectionPermit};
+use box_transports::connection_limit::AcceptBackoff;
 use box_transports::server::ServerMetrics;
 use box_transports::websocket::is_host;
+use http_body_util::BodyExt as _;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tower_service::Service as _;
 
 use self::auth::Auth;
+use self::body::BodyLimit;
+use self::client_stream::{ClientStream, Progress};
+use self::layers::Client;
 use self::origin::Hosts;
-use self::signed_url::SigningKey;
+use self::pages::Origins;
 use self::state::{HttpState, Phase, PortSettings};
-use self::write_timeout::WriteTimeout;
 use super::tokens::Tokens;
 use crate::config::ServerSection;
+use crate::embedded::EmbeddedServer;
 
 /// The maximum time from the end of one request to the end of the next one's head.
 ///
-/// The server does not distinguish a stalled client from an idle one.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How long a client may leave a response unread.
-const UNREAD_TIMEOUT: Duration = Duration::from_mins(1);
+/// A head that has begun has less time; `client_stream` has the other limits. E2B's client keeps an idle connection for
+/// 300 s. The server waits longer, so that it never closes a connection on which the client sends its next request.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(310);
 
 /// The maximum length of a request's head.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -93,10 +102,15 @@ impl BoundPort {
             loopback || !tokens.is_empty(),
             "not a loopback address; configure tokens (server.token_file, --token-file or BOXD_TOKENS)"
         );
+        let origins = Origins::new(&section.allowed_origins, !tokens.is_empty())?;
         let tokens = (!tokens.is_empty()).then(|| tokens.to_rpc());
         let settings = PortSettings {
             auth: Auth { tokens, loopback },
             hosts: Hosts::new(&section.allowed_hosts, &host),
+            origins,
+            public_url: public_url(section),
+            box_domain: box_domain(section),
+            max_body: BodyLimit::of_megabytes(section.max_body_mb),
             only_langbot: false,
         };
         Self::listen(&addresses, settings, section).await
@@ -122,6 +136,10 @@ impl BoundPort {
         let settings = PortSettings {
             auth: Auth { tokens, loopback },
             hosts,
+            origins: Origins::none(),
+            public_url: None,
+            box_domain: None,
+            max_body: BodyLimit::of_megabytes(section.max_body_mb),
             only_langbot: true,
         };
         Self::listen(&addresses, settings, section).await
@@ -147,8 +165,8 @@ impl BoundPort {
 
     /// Returns the public URL: the operator's, or one derived from the bound address.
     pub(super) fn url(&self, section: &ServerSection) -> String {
-        if let Some(url) = &section.public_url {
-            return url.trim_end_matches('/').to_owned();
+        if let Some(url) = public_url(section) {
+            return url;
         }
         let port = self.address.port();
         if !self.address.ip().is_unspecified() {
@@ -164,16 +182,19 @@ impl BoundPort {
     /// Serves the port; until it is [ready](HttpServer::ready), only health is answered.
     pub(crate) fn serve(
         self,
-        runtime: BoxRuntime,
+        embedded: &EmbeddedServer,
         router: Router,
         key: SigningKey,
         langbot: &Arc<LangBot>,
     ) -> HttpServer {
         let langbot = Arc::clone(langbot);
-        let state = HttpState::new(router, runtime, langbot, self.settings, key, self.limit);
+        let boxes = (embedded.runtime.clone(), embedded.service.clone());
+        let state = HttpState::new(router, boxes, langbot, self.settings, key, self.limit);
         let state = Arc::new(state);
         let (stop, stopping) = watch::channel(Stop::Never);
-        let accepting = tokio::spawn(accept(self.listener, Arc::clone(&state), stopping));
+        let served = router::router(&state);
+        let accepting = accept(self.listener, Arc::clone(&state), served, stopping);
+        let accepting = tokio::spawn(accepting);
         HttpServer {
             address: self.address,
             state,
@@ -181,6 +202,18 @@ impl BoundPort {
             stop,
         }
     }
+}
+
+/// Returns the operator's URL of the port, if any.
+fn public_url(section: &ServerSection) -> Option<String> {
+    let url = section.public_url.as_ref();
+    url.map(|url| url.trim_end_matches('/').to_owned())
+}
+
+/// Returns the operator's domain of boxes, if any.
+fn box_domain(section: &ServerSection) -> Option<String> {
+    let domain = section.box_domain.as_ref();
+    domain.map(|domain| domain.trim_matches('.').to_ascii_lowercase())
 }
 
 /// Returns whether a host name ends in a port.
@@ -260,7 +293,12 @@ impl HttpServer {
 /// Accepts connections up to the limit.
 ///
 /// At the limit, a connection that has shown no token is closed to admit another.
-async fn accept(listener: TcpListener, state: Arc<HttpState>, stop: watch::Receiver<Stop>) {
+async fn accept(
+    listener: TcpListener,
+    state: Arc<HttpState>,
+    routes: axum::Router,
+    stop: watch::Receiver<Stop>,
+) {
     let mut backoff = AcceptBackoff::default();
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -278,37 +316,76 @@ async fn accept(listener: TcpListener, state: Arc<HttpState>, stop: watch::Recei
         let Some((permit, _)) = taken else {
             continue;
         };
-        let (state, stop) = (Arc::clone(&state), stop.clone());
-        tokio::spawn(serve(stream, peer, state, permit, stop));
+        let client = Client { peer, permit };
+        let domain = state.gateways.box_domain.as_deref();
+        let domain: Arc<str> = domain.unwrap_or(LOOPBACK_DOMAIN).into();
+        tokio::spawn(serve(
+            stream,
+            client,
+            (routes.clone(), domain),
+            stop.clone(),
+        ));
     }
+}
+
+/// The media types of streams, whose readers may pause between two messages.
+const STREAMS: [&str; 4] = [
+    "text/event-stream",
+    "application/connect+",
+    "application/x-ndjson",
+    "application/ndjson",
+];
+
+/// Returns whether a response is a stream of messages.
+fn is_stream(response: &Response) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE);
+    let kind = kind.map_or(&b""[..], HeaderValue::as_bytes);
+    STREAMS
+        .iter()
+        .any(|stream| kind.starts_with(stream.as_bytes()))
 }
 
 /// Answers the requests of one connection.
 async fn serve(
     stream: TcpStream,
-    peer: SocketAddr,
-    state: Arc<HttpState>,
-    permit: ConnectionPermit,
+    client: Client,
+    (routes, domain): (axum::Router, Arc<str>),
     mut stop: watch::Receiver<Stop>,
 ) {
     // Setting options fails only on a connection that is already closed.
     let _ = box_transports::tcp::prepare(&stream);
-    let held = permit.clone();
-    let service = service_fn(move |request| {
-        let (state, permit) = (Arc::clone(&state), permit.clone());
+    let Client { peer, permit: held } = client.clone();
+    let progress = Progress::new();
+    let stream = ClientStream::new(stream, progress.clone());
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        let answering = progress.request();
+        request.extensions_mut().insert(client.clone());
+        let (mut parts, body) = request.into_parts();
+        rewrite(&domain, &mut parts);
+        let responding = routes.clone().call(Request::from_parts(parts, body));
         async move {
-            let response = dispatch::respond(&state, permit, peer, request).await;
-            Ok::<_, Infallible>(response)
+            let response: Response = responding.await?;
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                answering.upgraded();
+                return Ok(response);
+            }
+            if is_stream(&response) {
+                answering.streams();
+            }
+            // The request lasts until its response is written.
+            Ok::<_, Infallible>(response.map(|body| {
+                Body::new(body.map_frame(move |frame| {
+                    let _ = &answering;
+                    frame
+                }))
+            }))
         }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(IDLE_TIMEOUT)
         .max_header_size(MAX_HEAD_BYTES)
-        .serve_connection(
-            TokioIo::new(WriteTimeout::new(stream, UNREAD_TIMEOUT)),
-            service,
-        )
+        .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let mut is_draining = false;
@@ -336,4 +413,56 @@ async fn serve(
         }
     }
     drop(held);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use box_transports::connection_limit::ConnectionLimit;
+
+    #[test]
+    fn streams_of_all_protocols_are_recognized() {
+        let answer = |kind: &'static str| {
+            let mut response = Response::new(Body::empty());
+            let kind = HeaderValue::from_static(kind);
+            response.headers_mut().insert(CONTENT_TYPE, kind);
+            is_stream(&response)
+        };
+        for kind in [
+            "text/event-stream; charset=utf-8",
+            "application/connect+json",
+            "application/connect+proto",
+            "application/x-ndjson",
+        ] {
+            assert!(answer(kind), "{kind}");
+        }
+        assert!(!answer("application/json") && !is_stream(&Response::new(Body::empty())));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_closes_its_idle_connection_before_the_server_does() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        /// The longest time for which a served client keeps an idle connection: E2B's.
+        const KEPT: Duration = Duration::from_mins(5);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
+        let (stream, peer) = listener.accept().await.unwrap();
+        let (permit, _) = ConnectionLimit::new(1).acquire().unwrap();
+        let (_stop, stopping) = watch::channel(Stop::Never);
+        let routes = axum::Router::new().fallback(|| async { "answered" });
+        let client_of = Client { peer, permit };
+        tokio::spawn(serve(stream, client_of, (routes, "x".into()), stopping));
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"answered") {
+            assert_ne!(client.read_buf(&mut answer).await.unwrap(), 0);
+        }
+        let idle = tokio::time::Instant::now();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert!(idle.elapsed() > KEPT + Duration::from_secs(5));
+    }
 }

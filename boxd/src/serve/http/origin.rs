@@ -2,12 +2,13 @@
 //!
 //! A web page must not reach this server, either directly or through DNS rebinding.
 
+use axum::http::header::{HOST, HeaderName, ORIGIN};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Uri};
+use box_gateways::http::refusal::{Refusal, RefusalReason};
 use box_transports::websocket::is_host;
-use hyper::header::{HOST, HeaderName, ORIGIN};
-use hyper::{HeaderMap, Uri};
 
 use super::super::listeners;
-use super::response::{Refusal, RefusalReason};
 
 /// The header by which browsers, but not programs, state a request's origin.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -51,7 +52,7 @@ impl Hosts {
             ));
         };
         // A request target in absolute form also names a host.
-        let authority = uri.authority().map(hyper::http::uri::Authority::as_str);
+        let authority = uri.authority().map(Authority::as_str);
         if !self.contains(host) || !authority.is_none_or(|authority| self.contains(authority)) {
             return Err(Refusal::new(
                 RefusalReason::Misdirected,

@@ -3,16 +3,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use box_gateways::http::capability::SigningKey;
+use box_gateways::http::context::Server;
 use box_gateways::langbot::LangBot;
 use box_rpc::Router;
 use box_runtime::BoxRuntime;
+use box_service::BoxService;
 use box_transports::connection_limit::ConnectionLimit;
 use tokio::sync::watch;
 
 use super::auth::Auth;
+use super::body::BodyLimit;
 use super::metrics::Counters;
 use super::origin::Hosts;
-use super::signed_url::SigningKey;
+use super::pages::Origins;
+use super::router::credential_headers;
 use super::websocket::Sockets;
 
 /// The phase of a server's lifetime.
@@ -31,6 +36,12 @@ pub(super) enum Phase {
 pub(super) struct PortSettings {
     pub(super) auth: Auth,
     pub(super) hosts: Hosts,
+    pub(super) origins: Origins,
+    /// The operator's URL of the port, if any.
+    pub(super) public_url: Option<String>,
+    /// The operator's domain of boxes, if any.
+    pub(super) box_domain: Option<String>,
+    pub(super) max_body: BodyLimit,
     /// Whether the port serves only the routes of LangBot's own runtime.
     pub(super) only_langbot: bool,
 }
@@ -42,10 +53,15 @@ pub(super) struct HttpState {
     pub(super) runtime: BoxRuntime,
     pub(super) auth: Auth,
     pub(super) hosts: Hosts,
-    pub(super) key: SigningKey,
+    pub(super) origins: Origins,
+    /// The operator's URL of the port, if any.
+    pub(super) public_url: Option<String>,
+    /// What the gateways use.
+    pub(super) gateways: Arc<Server>,
     pub(super) counters: Counters,
     pub(super) sockets: Sockets,
     pub(super) langbot: Arc<LangBot>,
+    pub(super) max_body: BodyLimit,
     /// Whether the port serves only the routes of LangBot's own runtime.
     pub(super) only_langbot: bool,
     /// The limit of simultaneous connections.
@@ -57,7 +73,7 @@ pub(super) struct HttpState {
 impl HttpState {
     pub(super) fn new(
         router: Router,
-        runtime: BoxRuntime,
+        (runtime, policy): (BoxRuntime, BoxService),
         langbot: Arc<LangBot>,
         settings: PortSettings,
         key: SigningKey,
@@ -66,17 +82,33 @@ impl HttpState {
         let PortSettings {
             auth,
             hosts,
+            origins,
+            public_url,
+            box_domain,
+            max_body,
             only_langbot,
         } = settings;
+        let sockets = Sockets::default();
+        let gateways = Server {
+            policy,
+            runtime: runtime.clone(),
+            key,
+            tokens: auth.filter(credential_headers()),
+            box_domain,
+            closing: sockets.close_status(),
+        };
         Self {
             router,
             runtime,
             auth,
             hosts,
-            key,
+            origins,
+            public_url,
+            gateways: Arc::new(gateways),
             counters: Counters::default(),
-            sockets: Sockets::default(),
+            sockets,
             langbot,
+            max_body,
             only_langbot,
             permits: ConnectionLimit::new(limit),
             started: Instant::now(),
@@ -90,12 +122,5 @@ impl HttpState {
 
     pub(super) fn enter(&self, phase: Phase) {
         self.phase.send_replace(phase);
-    }
-
-    /// Returns once the server is draining.
-    pub(super) async fn draining(&self) {
-        let mut phase = self.phase.subscribe();
-        // `self` owns the sender, so the channel cannot be closed.
-        let _ = phase.wait_for(|phase| *phase == Phase::Draining).await;
     }
 }

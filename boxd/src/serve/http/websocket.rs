@@ -5,25 +5,29 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY};
+use axum::http::header::{SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE};
+use axum::http::{Method, StatusCode, Version};
+use axum::response::Response;
+use box_gateways::http::proxy::is_upgrade;
+use box_gateways::http::refusal::{Refusal, RefusalReason};
 use box_gateways::langbot::{ALL_CODECS, Frames};
 use box_rpc::{Caller, Codecs, Limits, Options, Session};
-use box_transports::connection_limit::ConnectionPermit;
 use box_transports::server::close_all;
 use box_transports::websocket::{Role, accept_key, from_upgraded};
-use http_body_util::{BodyExt as _, Empty};
-use hyper::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT};
-use hyper::header::{SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
-use hyper::{HeaderMap, Method, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::sync::watch;
 
-use super::body::IncomingRequest;
+use super::auth::protocols;
 use super::langbot;
-use super::response::{HttpResponse, Refusal, RefusalReason};
+use super::layers::Client;
 use super::state::HttpState;
 
 /// How long the client may take to receive the response to its upgrade.
-pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// The close status of a server that shuts down.
 const GOING_AWAY: u16 = 1001;
@@ -32,14 +36,17 @@ const RESTARTING: u16 = 1012;
 /// The close status of a connection that ends normally.
 const NORMAL: u16 = 1000;
 
+/// The sub-protocol that the server selects if a client offers it. A browser closes a websocket without a selection.
+const PROTOCOL: &str = "box";
+
 /// The open websockets.
 #[derive(Debug)]
 pub(super) struct Sockets {
     open: Mutex<OpenSockets>,
     /// The status that they are closed with.
     status: Arc<AtomicU16>,
-    /// Signals websockets without RPC calls to end now.
-    closing_sender: watch::Sender<bool>,
+    /// Signals websockets without RPC calls to end now, with a status.
+    closing_sender: watch::Sender<Option<u16>>,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +62,7 @@ impl Default for Sockets {
         Self {
             open: Mutex::default(),
             status: Arc::new(AtomicU16::new(NORMAL)),
-            closing_sender: watch::Sender::new(false),
+            closing_sender: watch::Sender::new(None),
         }
     }
 }
@@ -94,15 +101,20 @@ impl Sockets {
         let _ = self
             .closing_sender
             .subscribe()
-            .wait_for(|closing| *closing)
+            .wait_for(Option::is_some)
             .await;
+    }
+
+    /// Returns the close status, once the server is closing.
+    pub(super) fn close_status(&self) -> watch::Receiver<Option<u16>> {
+        self.closing_sender.subscribe()
     }
 
     /// Closes all websockets within this time, and sends whether the server restarts.
     pub(super) async fn close(&self, within: Duration, restart: bool) {
         let status = if restart { RESTARTING } else { GOING_AWAY };
         self.status.store(status, Ordering::Relaxed);
-        self.closing_sender.send_replace(true);
+        self.closing_sender.send_replace(Some(status));
         let sessions: Vec<_> = {
             let mut open = self.open();
             open.closing = true;
@@ -115,15 +127,16 @@ impl Sockets {
 /// Answers with the upgrade, and then serves the RPC to this caller.
 ///
 /// A client that names its LangBot instance sends LangBot's frames only.
-pub(super) fn upgrade(
-    state: &Arc<HttpState>,
-    request: &mut IncomingRequest,
-    caller: Caller,
-    permit: ConnectionPermit,
-) -> Result<HttpResponse, Refusal> {
-    let key = key(request)?;
-    let (router, codecs, control_policy) = match langbot::serve(state, request.headers(), &caller)?
-    {
+pub(super) async fn upgrade(
+    State(state): State<Arc<HttpState>>,
+    Extension(caller): Extension<Caller>,
+    Extension(Client { permit, .. }): Extension<Client>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let key = key(&request)?;
+    let has_protocol = protocols(request.headers()).any(|offered| offered == PROTOCOL);
+    let served = langbot::serve(&state, request.headers(), &caller)?;
+    let (router, codecs, control_policy) = match served {
         Some((router, policy)) => (router, Codecs::Only(&Frames), Some(policy)),
         None => (state.router.clone(), Codecs::FirstOf(ALL_CODECS), None),
     };
@@ -134,7 +147,6 @@ pub(super) fn upgrade(
         ..Options::new(caller)
     };
     let upgraded = hyper::upgrade::on(request);
-    let state = Arc::clone(state);
     tokio::spawn(async move {
         let Ok(Ok(upgraded)) = tokio::time::timeout(HANDSHAKE, upgraded).await else {
             return;
@@ -146,40 +158,34 @@ pub(super) fn upgrade(
         state.sockets.keep(session).await;
         drop(permit);
     });
-    Ok(switching(key))
-}
-
-/// Creates the response that upgrades the connection to a websocket.
-pub(super) fn switching(key: HeaderValue) -> HttpResponse {
-    let empty = Empty::new().map_err(|never| match never {});
-    let mut response = Response::new(empty.boxed_unsync());
+    let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_ACCEPT, key);
-    response
+    if has_protocol {
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(PROTOCOL));
+    }
+    Ok(response)
 }
 
 /// Returns the accept key if this is a websocket request.
-pub(super) fn key(request: &IncomingRequest) -> Result<HeaderValue, Refusal> {
+fn key(request: &Request) -> Result<HeaderValue, Refusal> {
     let headers = request.headers();
+    let version = headers.get(SEC_WEBSOCKET_VERSION);
     let upgrades = request.method() == Method::GET
         && request.version() == Version::HTTP_11
-        && lists(headers, &CONNECTION, "upgrade")
-        && lists(headers, &UPGRADE, "websocket")
-        && lists(headers, &SEC_WEBSOCKET_VERSION, "13");
+        && is_upgrade(headers)
+        && version.is_some_and(|version| version == "13");
     if !upgrades {
-        return Err(Refusal::new(
-            RefusalReason::NoUpgrade,
-            "this path requires a websocket upgrade, version 13",
-        ));
+        return Err(no_upgrade());
     }
     headers
         .get(SEC_WEBSOCKET_KEY)
         .and_then(|key| key.to_str().ok())
-        .filter(|key| is_key(key))
-        .and_then(|key| HeaderValue::try_from(accept_key(key)).ok())
+        .and_then(accept_key)
+        .and_then(|key| HeaderValue::try_from(key).ok())
         .ok_or_else(|| {
             Refusal::new(
                 RefusalReason::Malformed,
@@ -188,21 +194,10 @@ pub(super) fn key(request: &IncomingRequest) -> Result<HeaderValue, Refusal> {
         })
 }
 
-/// Returns whether the text is sixteen bytes in base64.
-fn is_key(key: &str) -> bool {
-    let bytes = key.strip_suffix("==").unwrap_or_default();
-    bytes.len() == 22
-        && bytes
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"+/".contains(&byte))
-}
-
-/// Returns whether a header lists a word, ignoring case.
-pub(super) fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
-    headers
-        .get_all(name)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .any(|part| part.trim().eq_ignore_ascii_case(word))
+/// Returns the refusal of a request that asks for no websocket.
+pub(super) fn no_upgrade() -> Refusal {
+    Refusal::new(
+        RefusalReason::NoUpgrade,
+        "this path requires a websocket upgrade, version 13",
+    )
 }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 
 use super::machine::on_each_machine;
-use super::registry::{Gate, Registry, layout};
+use super::registry::{Registry, ThrottledProxy, layout};
 use super::{FACTS, ITS_FACTS, settings};
 use crate::support::{err, eventually};
 
@@ -17,9 +17,9 @@ fn a_pull_continues_after_its_server_was_killed() {
     let folder = tempfile::tempdir().unwrap();
     registry.push(&layout(folder.path(), LARGE, &settings()), "app:1");
     on_each_machine(|machine| {
-        let gate = Gate::start(&registry, 3 << 20);
-        let name = format!("localhost:{}/app:1", gate.port);
-        let host = format!("localhost:{}", gate.port);
+        let proxy = ThrottledProxy::start(&registry, 3 << 20);
+        let name = format!("localhost:{}/app:1", proxy.port);
+        let host = format!("localhost:{}", proxy.port);
         machine.trust(&registry);
         let server = machine.serve();
         assert!(machine.login(&host, "secret").status.success());
@@ -27,7 +27,7 @@ fn a_pull_continues_after_its_server_was_killed() {
         let pull = pull.stdout(Stdio::piped()).stderr(Stdio::piped());
         let pull = pull.spawn().unwrap();
         eventually("a part of the layer has arrived", || {
-            gate.passed() >= 3 << 20
+            proxy.passed() >= 3 << 20
         });
         let partial = || {
             let names = machine.stored("partial");
@@ -46,11 +46,11 @@ fn a_pull_continues_after_its_server_was_killed() {
         eventually("what the killed server made is removed", || {
             machine.stored("work").is_empty() && machine.stored("pulls").is_empty()
         });
-        let (before, kept) = (gate.passed(), partial());
+        let (before, kept) = (proxy.passed(), partial());
         assert!(kept >= 2 << 20, "{kept}");
-        gate.open();
+        proxy.open();
         machine.ok(&["image", "pull", &name]);
-        let fetched = gate.passed() - before;
+        let fetched = proxy.passed() - before;
         assert!(
             fetched < (LARGE as u64) - kept + (4 << 20),
             "{fetched} of {LARGE}"

@@ -111,7 +111,11 @@ impl Machine {
 
     /// Starts a server on the default socket, which every command then uses.
     pub(super) fn serve(&self) -> Running {
-        let mut serve = self.boxd(&["serve"]);
+        Self::start(&mut self.boxd(&["serve"]))
+    }
+
+    /// Starts a prepared server.
+    pub(super) fn start(serve: &mut Command) -> Running {
         let mut child = serve.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let mut ready = BufReader::new(child.stdout.take().unwrap());

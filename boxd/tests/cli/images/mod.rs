@@ -1,10 +1,14 @@
 //! `boxd image`, and boxes on images: with a registry, as root and as an ordinary user.
 
+mod audit;
 mod creation;
+mod debian;
 mod interrupted;
 mod machine;
+mod proxy;
 mod registry;
 mod rights;
+mod snapshots;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

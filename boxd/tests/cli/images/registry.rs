@@ -19,6 +19,9 @@ use crate::support::eventually;
 /// The password `secret` of the user `box`, hashed by bcrypt.
 const HTPASSWD: &str = "box:$2y$05$/N8FatQvLEXUWdid1XBR4.DqLBNr67XGPjr29qomlBg.rFlA7XnUy\n";
 
+/// Another name of the registries, which has no address.
+pub(super) const REMOTE: &str = "registry.test";
+
 /// A registry that ends with the test.
 pub(super) struct Registry {
     folder: tempfile::TempDir,
@@ -68,6 +71,10 @@ impl Registry {
         registry
     }
 
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The file of its certificate authority.
     pub(super) fn authority(&self) -> PathBuf {
         self.folder.path().join("ca.crt")
@@ -106,32 +113,32 @@ fn certificates(folder: &Path) {
     fs::write(folder.join("ca.crt"), certificate.pem()).unwrap();
     let issuer = rcgen::Issuer::new(authority, key);
     let leaf_key = rcgen::KeyPair::generate().unwrap();
-    let leaf = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    let leaf = rcgen::CertificateParams::new(["localhost", REMOTE].map(str::to_owned)).unwrap();
     let leaf = leaf.signed_by(&leaf_key, &issuer).unwrap();
     fs::write(folder.join("cert.pem"), leaf.pem()).unwrap();
     fs::write(folder.join("key.pem"), leaf_key.serialize_pem()).unwrap();
 }
 
 /// A port in front of a registry, which can hold answers back.
-pub(super) struct Gate {
+pub(super) struct ThrottledProxy {
     pub(super) port: u16,
     passed: Arc<AtomicU64>,
     open: Arc<(Mutex<bool>, Condvar)>,
     ended: Arc<AtomicBool>,
 }
 
-impl Gate {
+impl ThrottledProxy {
     /// Lets this many bytes of each answer pass, and the rest after [`open`](Self::open).
     pub(super) fn start(registry: &Registry, bytes: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let gate = Self {
+        let proxy = Self {
             port: listener.local_addr().unwrap().port(),
             passed: Arc::default(),
             open: Arc::default(),
             ended: Arc::default(),
         };
-        let (to, passed) = (registry.port, Arc::clone(&gate.passed));
-        let (open, ended) = (Arc::clone(&gate.open), Arc::clone(&gate.ended));
+        let (to, passed) = (registry.port, Arc::clone(&proxy.passed));
+        let (open, ended) = (Arc::clone(&proxy.open), Arc::clone(&proxy.ended));
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 if ended.load(Ordering::Relaxed) {
@@ -148,7 +155,7 @@ impl Gate {
                 std::thread::spawn(move || pass(server, client, bytes, &passed, &open));
             }
         });
-        gate
+        proxy
     }
 
     /// The bytes that have passed, of all answers.
@@ -162,7 +169,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for ThrottledProxy {
     fn drop(&mut self) {
         self.open();
         self.ended.store(true, Ordering::Relaxed);
