@@ -61,7 +61,10 @@ fn config(program: &str, how: &Value) -> Result<NativeConfig, Box<dyn Error>> {
 async fn serve(program: &str, how: &Value) -> Result<(), Box<dyn Error>> {
     let mut config = config(program, how)?;
     config.outlive = true;
-    let runtime = BoxRuntime::start(RuntimeConfig::with(NativeBackend::new(config)));
+    let state_dir = config.state_dir.clone();
+    let mut runtime = RuntimeConfig::with(NativeBackend::new(config));
+    runtime.state_dir = state_dir;
+    let runtime = BoxRuntime::start(runtime);
     let adopted = runtime.adopt().await;
     println!("{}", adopted.map_err(|error| error.message().to_owned())?);
     let endpoint: Endpoint = how["endpoint"].as_str().ok_or("no endpoint")?.parse()?;

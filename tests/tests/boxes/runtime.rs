@@ -2,7 +2,7 @@
 
 use box_protocol::actions::{
     BoxCreate, BoxCreateParams, BoxDelete, BoxDeleteParams, BoxExec, BoxExecParams, BoxGet,
-    BoxGetParams, BoxList, BoxListParams, IfExists, SystemHealth, SystemShutdown, SystemStatus,
+    BoxGetParams, BoxList, BoxListParams, SystemHealth, SystemShutdown, SystemStatus,
 };
 use box_protocol::{BoxExecutionResult, BoxId, ExecutionStatus, Killed, SpecDraft};
 use box_rpc::{CallError, Code, Empty, Peer};
@@ -177,10 +177,7 @@ async fn health_names_the_backend_or_none(setup: Setup) {
 
 async fn a_box_can_be_made_ahead_of_its_first_command(setup: Setup) {
     let fixture = setup.boxes().start().await;
-    let params = BoxCreateParams {
-        spec: draft("r-create-1", "", &json!({})),
-        if_exists: IfExists::Reuse,
-    };
+    let params = BoxCreateParams::new(draft("r-create-1", "", &json!({})));
     let made = fixture.peer.call::<BoxCreate>(&params).await.unwrap();
     assert_eq!(
         (
@@ -201,10 +198,7 @@ async fn a_box_can_be_made_ahead_of_its_first_command(setup: Setup) {
     assert_eq!(list(&fixture.peer).await, ["r-create-1"]);
     let found = fixture
         .peer
-        .call::<BoxGet>(&BoxGetParams {
-            box_id: id("r-create-1"),
-            guest: false,
-        })
+        .call::<BoxGet>(&BoxGetParams::new(id("r-create-1")))
         .await
         .unwrap();
     assert_eq!(found.info.box_id, id("r-create-1"));

@@ -29,7 +29,7 @@ every_transport!(
     a_path_under_a_configured_root_is_mounted,
     workspace_and_root_derive_from_the_shared_root,
     the_configured_quota_is_set_in_the_spec,
-    the_services_sessions_are_the_runtimes,
+    the_services_sessions_are_the_runtimes_and_can_be_deleted,
 );
 
 fn object(value: Value) -> Map<String, Value> {
@@ -437,7 +437,7 @@ async fn the_configured_quota_is_set_in_the_spec(setup: Setup) {
     assert_eq!(first_spec(&fixture).await["workspace_quota_mb"], json!(1));
 }
 
-async fn the_services_sessions_are_the_runtimes(setup: Setup) {
+async fn the_services_sessions_are_the_runtimes_and_can_be_deleted(setup: Setup) {
     let fixture = setup.boxes().start().await;
     let service = service(&fixture, json!({})).await;
     service
@@ -453,4 +453,9 @@ async fn the_services_sessions_are_the_runtimes(setup: Setup) {
         .map(|session| session.box_id.as_str())
         .collect();
     assert_eq!(names, ["test-session"]);
+    let id = sessions[0].box_id.clone();
+    service.delete_session(id.clone()).await.unwrap();
+    assert_eq!(service.sessions().await.unwrap(), []);
+    let error = service.delete_session(id).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound, "{error}");
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use box_client::{BoxError, Chunk, ClientError, Code, Exit, ExitWhy, Offsets, ReadWhy, StreamName};
-use box_protocol::actions::CommandChunk;
+use box_protocol::actions::{CommandChunk, Displayed};
 use futures::StreamExt as _;
 use serde_json::json;
 
@@ -70,7 +70,10 @@ async fn a_lost_command_is_resumed_from_its_offsets() {
 
 #[tokio::test(start_paused = true)]
 async fn the_displays_of_a_run_are_delivered_once() {
-    let show = |text: &str| CommandChunk::Display([("text/plain".into(), text.into())].into());
+    let show = |text: &str| {
+        let data = [("text/plain".into(), text.into())].into();
+        CommandChunk::Display(Displayed { data, main: false })
+    };
     let script = ScriptedServer::new([
         Reply(vec![started(), out(0, "a"), show("1")], Then::Cut),
         Reply(vec![show("1"), show("2")], Then::Exit(0)),
@@ -79,7 +82,7 @@ async fn the_displays_of_a_run_are_delivered_once() {
     let mut shown = Vec::new();
     while let Some(chunk) = command.next().await {
         if let Chunk::Display(one) = chunk.unwrap() {
-            shown.push(one["text/plain"].clone());
+            shown.push(one.data["text/plain"].clone());
         }
     }
     assert_eq!(shown, ["1", "2"]);

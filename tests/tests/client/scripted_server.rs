@@ -274,7 +274,8 @@ impl Handle<BoxGet> for ScriptedServer {
         params: BoxGetParams,
         _: Call<BoxGet>,
     ) -> Result<BoxGetResult, BoxError> {
-        let spec = box_client::SpecDraft::new(params.box_id.as_str()).build()?;
+        let id = params.box_id.unwrap();
+        let spec = box_client::SpecDraft::new(id.as_str()).build()?;
         let info =
             box_protocol::BoxInfo::starting(&spec, "scripted", "none", box_protocol::UnixMs(1));
         Ok(BoxGetResult { info, guest: None })

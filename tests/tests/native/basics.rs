@@ -20,7 +20,7 @@ async fn a_command_runs_and_its_output_comes_back() {
 }
 
 #[tokio::test]
-async fn files_persist_in_a_session_and_stay_out_of_others() {
+async fn files_persist_in_a_box_and_stay_out_of_others() {
     on_each_machine(async |machine| {
         let write = "echo 'hello from file' > /tmp/testfile.txt";
         printed(&machine.exec("one", write).await);

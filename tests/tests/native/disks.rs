@@ -183,7 +183,7 @@ async fn a_disk_survives_stops_and_kills_of_the_server_and_ends_with_its_box() {
             .unwrap();
         host.kill().await;
         host = Host::start(machine, &path).await.unwrap();
-        assert_eq!(host.adopted, 1);
+        host.adopts(1).await;
         host.call::<BoxTransition>(json!({"box_id": "kept", "to": "running"}))
             .await
             .unwrap();

@@ -44,7 +44,7 @@ async fn round(machine: &Machine) {
     host.kill().await;
 
     let host = Host::start(machine, state.path()).await.unwrap();
-    assert_eq!(host.adopted, 2);
+    host.adopts(2).await;
     let reported = host
         .call::<BoxGet>(json!({"box_id": "kept"}))
         .await

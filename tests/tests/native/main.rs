@@ -39,4 +39,5 @@ mod shells;
 mod snapshots;
 mod stats;
 mod stop;
+mod stopped_files;
 mod unreachable;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use box_protocol::actions::{BoxCreateParams, TargetState};
+use box_protocol::actions::{BoxCreateParams, BoxListParams, TargetState};
 use box_protocol::{BoxError, Code, CommandInfo, CommandState, ExitWhy, Role};
 use box_runtime::Caller;
 use box_tests::machine::{Machine, on_each_machine, printed};
@@ -112,6 +112,36 @@ async fn a_box_may_outlive_the_command_it_begins_with_but_not_be_without() {
             .unwrap_err();
         assert_eq!(error.code(), Code::Validation, "{error:?}");
         assert_eq!(main_of(machine).await.unwrap_err().code(), Code::NotFound);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_record_of_a_box_has_its_main_command_and_the_time_of_its_state() {
+    on_each_machine(async |machine| {
+        create(machine, &["sleep", "600"], false).await.unwrap();
+        let id = box_protocol::BoxId::new("m").unwrap();
+        let info = async || machine.runtime.get(&Caller::Local, &id).await.unwrap();
+        let running = info().await;
+        assert_eq!(running.main.clone().unwrap().argv, ["sleep", "600"]);
+        assert!(running.since >= running.created_at, "{running:?}");
+        printed(&machine.exec("m", "true").await);
+        assert_eq!(
+            info().await.since,
+            running.since,
+            "a use is no change of state"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        move_to(machine, TargetState::Stopped).await;
+        let stopped = info().await;
+        assert!(stopped.since > running.since, "{stopped:?}");
+        let all = BoxListParams::default();
+        let listed = machine.runtime.list(&Caller::Local, &all);
+        let listed = listed.await.unwrap().items;
+        assert_eq!(
+            (listed[0].since, &listed[0].main),
+            (stopped.since, &stopped.main)
+        );
     })
     .await;
 }

@@ -171,7 +171,7 @@ async fn a_paused_box_is_adopted_paused() {
         host.call::<BoxTransition>(paused).await.unwrap();
         host.kill().await;
         let host = Host::start(machine, state.path()).await.unwrap();
-        assert_eq!(host.adopted, 1);
+        host.adopts(1).await;
         let get = json!({"box_id": "p"});
         let found = host.call::<BoxGet>(get).await.unwrap().info;
         assert_eq!(found.state, BoxState::Paused);

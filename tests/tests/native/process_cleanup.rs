@@ -25,7 +25,7 @@ fn stubborn(seconds: &str) -> String {
     )
 }
 
-async fn sessions(machine: &Machine) -> Vec<String> {
+async fn boxes(machine: &Machine) -> Vec<String> {
     let all = BoxListParams::default();
     let listed = machine.runtime.list(&Caller::Local, &all).await.unwrap();
     listed
@@ -36,7 +36,7 @@ async fn sessions(machine: &Machine) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_timeout_kills_everything_and_drops_the_session() {
+async fn a_timeout_kills_everything_and_deletes_the_box() {
     on_each_machine(async |machine| {
         let seconds = mark();
         let asked = spec(json!({"box_id": "slow", "timeout_sec": 1, "cmd": stubborn(&seconds)}));
@@ -48,7 +48,25 @@ async fn a_timeout_kills_everything_and_drops_the_session() {
             (ExecutionStatus::TimedOut, None)
         );
         assert_eq!(processes_with(&seconds), 0);
-        assert_eq!(sessions(machine).await, Vec::<String>::new());
+        assert_eq!(boxes(machine).await, Vec::<String>::new());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_shell_does_not_report_that_its_child_was_killed() {
+    on_each_machine(async |machine| {
+        // A shell whose child dies first writes `Killed` before it ends itself.
+        for _ in 0..5 {
+            let asked = json!({"spec": spec(json!({"box_id": "quiet", "timeout_sec": 1,
+                "cmd": "bash -c 'bash -c \"sleep 1000; true\"; true'; true"}))});
+            let asked = serde_json::from_value(asked).unwrap();
+            let result = machine.runtime.exec(&Caller::Local, asked).await.unwrap();
+            assert_eq!(result.status, ExecutionStatus::TimedOut);
+            let notice = "Command timed out after 1 seconds.";
+            assert_eq!(result.stderr, notice, "{}", machine.name);
+        }
+        delete(machine, "quiet").await;
     })
     .await;
 }
@@ -127,15 +145,9 @@ async fn a_background_child_that_holds_stdout_does_not_hold_the_call() {
         let flood = machine.exec("held", "yes & echo first; exit 0").await;
         assert_eq!(flood.exit_code, Some(0));
         assert!(flood.stdout.contains("first"));
-        // These processes belong to the box and continue.
-        printed(
-            &machine
-                .exec(
-                    "held",
-                    &format!("kill -0 {pid} && pgrep -x yes > /dev/null"),
-                )
-                .await,
-        );
+        // These processes belong to the box and continue. The child may not have become `yes` yet.
+        let look = format!("kill -0 {pid} && until pgrep -x yes > /dev/null; do sleep 0.05; done");
+        printed(&machine.exec("held", &look).await);
     })
     .await;
 }

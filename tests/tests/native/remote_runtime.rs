@@ -17,8 +17,8 @@ use serde_json::json;
 
 every_transport!(
     a_command_runs_in_a_real_box,
-    files_persist_in_a_session_and_stay_out_of_others,
-    a_timeout_kills_the_command_and_drops_the_session,
+    files_persist_in_a_box_and_stay_out_of_others,
+    a_timeout_kills_the_command_and_deletes_the_box,
     without_a_network_nothing_outside_is_reached,
     a_box_that_cannot_be_is_a_typed_error,
     a_tool_call_goes_through_service_wire_and_runtime,
@@ -50,7 +50,7 @@ async fn a_command_runs_in_a_real_box(setup: Setup) {
     );
 }
 
-async fn files_persist_in_a_session_and_stay_out_of_others(setup: Setup) {
+async fn files_persist_in_a_box_and_stay_out_of_others(setup: Setup) {
     let fixture = setup.real_boxes().start().await;
     let write = "echo 'hello from file' > /tmp/testfile.txt";
     printed(&exec(&fixture.peer, "one", write).await);
@@ -60,7 +60,7 @@ async fn files_persist_in_a_session_and_stay_out_of_others(setup: Setup) {
     assert_eq!(other.exit_code, Some(1));
 }
 
-async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
+async fn a_timeout_kills_the_command_and_deletes_the_box(setup: Setup) {
     let seconds = mark();
     let fixture = setup.real_boxes().start().await;
     let asked = json!({"box_id": "slow", "timeout_sec": 1, "cmd": format!("sleep {seconds}")});
@@ -72,10 +72,7 @@ async fn a_timeout_kills_the_command_and_drops_the_session(setup: Setup) {
         (ExecutionStatus::TimedOut, None)
     );
     assert_eq!(processes_with(&seconds), 0);
-    let asked = BoxGetParams {
-        box_id: BoxId::new("slow").unwrap(),
-        guest: false,
-    };
+    let asked = BoxGetParams::new(BoxId::new("slow").unwrap());
     let Err(CallError::Refused(error)) = fixture.peer.call::<BoxGet>(&asked).await else {
         panic!("the session is still there")
     };

@@ -124,3 +124,48 @@ async fn a_stream_of_stats_lasts_until_the_box_ends_and_does_not_keep_it_alive()
     })
     .await;
 }
+
+#[tokio::test]
+async fn stats_have_figures_in_relation_to_the_limits() {
+    on_each_machine(async |machine| {
+        let asked =
+            |cmd: &str| spec(json!({"box_id": "f", "cpus": 0.5, "memory_mb": 64, "cmd": cmd}));
+        printed(&machine.exec_spec(asked("true")).await.unwrap());
+        let first = stats(machine).await.unwrap();
+        let limited = !machine.lacks("cgroup.cpu").await;
+        let machine_cpus = std::thread::available_parallelism().unwrap().get();
+        let cpus = if limited {
+            0.5
+        } else {
+            f64::from(u32::try_from(machine_cpus).unwrap())
+        };
+        assert_eq!(first.cpus, Some(cpus));
+        assert_eq!(first.cpu_percent.is_some(), first.cpu_us.is_some());
+        assert_eq!(
+            first.memory_cache_bytes.is_some(),
+            first.memory_bytes.is_some()
+        );
+        // Nothing but private files: both limits are the same.
+        assert_eq!(first.disk_limit_bytes, first.private_limit_bytes);
+        let work = "end=$(($(date +%s) + 2)); while [ $(date +%s) -lt $end ]; do :; done";
+        printed(&machine.exec_spec(asked(work)).await.unwrap());
+        let busy = stats(machine).await.unwrap();
+        assert!(
+            busy.cpu_percent.is_none_or(|percent| percent > 0.0),
+            "{busy:?}"
+        );
+        delete(machine).await;
+        let workspace = machine.directory();
+        let quota = spec(
+            json!({"box_id": "f", "cmd": "true", "host_path": workspace.path(),
+            "host_path_mode": "rw", "workspace_quota_mb": 8}),
+        );
+        printed(&machine.exec_spec(quota).await.unwrap());
+        let limits = stats(machine).await.unwrap();
+        let whole = limits
+            .private_limit_bytes
+            .map(|private| private + (8 << 20));
+        assert_eq!(limits.disk_limit_bytes, whole);
+    })
+    .await;
+}

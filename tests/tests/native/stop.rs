@@ -1,4 +1,4 @@
-//! Stopped boxes: their processes have ended, and their files remain.
+//! Stopped boxes: their sandboxes have ended, and their files remain.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use box_tests::wait::LONG;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::adoption::Host;
+use super::adoption::{Host, code};
 
 fn params<T: serde::de::DeserializeOwned>(mut more: Value) -> T {
     more["box_id"] = json!("s");
@@ -82,7 +82,7 @@ async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
         let runtime = &machine.runtime;
         let seconds = mark();
         let leave = format!(
-            "for d in /workspace /tmp /var/tmp ~ /dev/shm; do echo kept > $d/f; done; \
+            "for d in /workspace /tmp /var/tmp ~; do echo kept > $d/f; done; \
              setsid sleep {seconds} > /dev/null 2>&1 & trap '' TERM; true"
         );
         machine.exec("s", &leave).await;
@@ -110,10 +110,10 @@ async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
         let started = move_to(runtime, "running").await.unwrap();
         assert_eq!((started.changed, started.info.state), (true, BoxState::Running));
         let kept = machine
-            .exec("s", "cd /; cat workspace/f tmp/f var/tmp/f ~/f dev/shm/f | sort | uniq -c; ls /proc | grep -c '^[0-9]'")
+            .exec("s", "cd /; cat workspace/f tmp/f var/tmp/f ~/f | sort | uniq -c; ls /proc | grep -c '^[0-9]'")
             .await;
         let kept: Vec<_> = printed(&kept).split_whitespace().collect();
-        assert_eq!(kept[..2], ["5", "kept"]);
+        assert_eq!(kept[..2], ["4", "kept"]);
         assert!(kept[2].parse::<u32>().unwrap() <= 6, "{kept:?}");
         for id in ["forks", "held", "run"] {
             let exit = get(machine, id).await.unwrap().exit.unwrap();
@@ -154,6 +154,41 @@ async fn an_idle_box_stops_and_a_call_starts_it() {
 }
 
 #[tokio::test]
+async fn an_idle_or_expired_box_is_paused_and_a_call_resumes_it() {
+    on_each_machine(async |machine| {
+        if machine.lacks("cgroup.freeze").await {
+            return;
+        }
+        let runtime = &machine.runtime;
+        let lifetime = json!({"idle_ms": 100, "on_idle": "pause", "wake": true});
+        let asked = |cmd: &str| spec(json!({"box_id": "s", "cmd": cmd, "lifetime": lifetime}));
+        // Processes that an exec leaves behind do not keep the box busy.
+        let text = "sleep 1000 > /dev/null 2>&1 & echo $! > /tmp/pid";
+        machine.exec_spec(asked(text)).await.unwrap();
+        becomes(runtime, Ok(BoxState::Paused)).await;
+        look(runtime).await.unwrap();
+        assert_eq!(state(runtime).await, Ok(BoxState::Running));
+        becomes(runtime, Ok(BoxState::Paused)).await;
+        let ran = machine.exec_spec(asked("cat /proc/$(cat /tmp/pid)/comm"));
+        assert_eq!(printed(&ran.await.unwrap()), "sleep", "it kept its memory");
+        let at = box_protocol::UnixMs::now().0 + 200;
+        let lifetime = json!({"idle_ms": null, "expires_at": at, "on_expiry": "pause"});
+        let update = params(json!({ "lifetime": lifetime }));
+        runtime.update(&Caller::Local, update).await.unwrap();
+        becomes(runtime, Ok(BoxState::Paused)).await;
+        look(runtime).await.unwrap();
+        let at = box_protocol::UnixMs::now().0 + 200;
+        let lifetime = json!({"expires_at": at, "on_expiry": "stop"});
+        let update = params(json!({ "lifetime": lifetime }));
+        runtime.update(&Caller::Local, update).await.unwrap();
+        becomes(runtime, Ok(BoxState::Stopped)).await;
+        look(runtime).await.unwrap();
+        assert_eq!(state(runtime).await, Ok(BoxState::Running));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_paused_box_can_be_stopped() {
     on_each_machine(async |machine| {
         if machine.lacks("cgroup.freeze").await {
@@ -183,7 +218,7 @@ async fn a_stopped_box_is_adopted_stopped() {
         host.call::<BoxTransition>(to("stopped")).await.unwrap();
         host.kill().await;
         let host = Host::start(machine, directory.path()).await.unwrap();
-        assert_eq!(host.adopted, 1);
+        host.adopts(1).await;
         let found = host.call::<BoxGet>(json!({"box_id": "s"})).await;
         assert_eq!(found.unwrap().info.state, BoxState::Stopped);
         host.call::<BoxTransition>(to("running")).await.unwrap();
@@ -193,6 +228,90 @@ async fn a_stopped_box_is_adopted_stopped() {
         assert!(found.contains("\"size\":2"), "{found}");
         let gone = json!({"box_id": "s", "force": true});
         host.call::<BoxDelete>(gone).await.unwrap();
+        host.kill().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stopped_box_of_another_version_keeps_its_files() {
+    on_each_machine(async |machine| {
+        let directory = machine.directory();
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        let made = json!({"spec": {"box_id": "s", "persistent": true}});
+        host.call::<BoxCreate>(made).await.unwrap();
+        let write = json!({"box_id": "s", "path": "/tmp/f", "data": "aGk="});
+        host.call::<FileWrite>(write).await.unwrap();
+        let to = |to: &str| json!({"box_id": "s", "to": to});
+        host.call::<BoxTransition>(to("stopped")).await.unwrap();
+        host.kill().await;
+        let mut records = std::fs::read_dir(directory.path().join("stopped")).unwrap();
+        let record = records.next().unwrap().unwrap().path();
+        let whole = std::fs::read_to_string(&record).unwrap();
+        let mut newer: Value = serde_json::from_str(&whole).unwrap();
+        newer["version"] = json!(2);
+        std::fs::write(&record, newer.to_string()).unwrap();
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        let found = host.call::<BoxGet>(json!({"box_id": "s"})).await;
+        assert_eq!(code(found.unwrap_err()), Code::NotFound);
+        // The end of a stopped box makes the server look for layers that nothing uses.
+        let other = json!({"spec": {"box_id": "other", "persistent": true}});
+        host.call::<BoxCreate>(other).await.unwrap();
+        let stopped = json!({"box_id": "other", "to": "stopped"});
+        host.call::<BoxTransition>(stopped).await.unwrap();
+        host.call::<BoxDelete>(json!({"box_id": "other", "force": true}))
+            .await
+            .unwrap();
+        host.kill().await;
+        std::fs::write(&record, whole).unwrap();
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        host.call::<BoxTransition>(to("running")).await.unwrap();
+        let look = json!({"box_id": "s", "paths": ["/tmp/f"]});
+        let found = host.call::<FileStat>(look).await.unwrap();
+        let found = serde_json::to_value(found).unwrap().to_string();
+        assert!(found.contains("\"size\":2"), "{found}");
+        let gone = json!({"box_id": "s", "force": true});
+        host.call::<BoxDelete>(gone).await.unwrap();
+        host.kill().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_box_keeps_its_unique_id_across_stops_and_servers() {
+    on_each_machine(async |machine| {
+        let directory = machine.directory();
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        let made = json!({"spec": {"box_id": "s", "persistent": true}});
+        let made = host.call::<BoxCreate>(made).await.unwrap().info;
+        let to = |to: &str| json!({"box_id": "s", "to": to});
+        host.call::<BoxTransition>(to("stopped")).await.unwrap();
+        host.kill().await;
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        host.call::<BoxTransition>(to("running")).await.unwrap();
+        host.kill().await;
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        host.adopts(1).await;
+        let found = host.call::<BoxGet>(json!({"box_id": "s"})).await;
+        let found = found.unwrap().info;
+        assert_eq!(found.unique_id, made.unique_id);
+        assert_ne!(found.backend_id, made.backend_id);
+        host.call::<BoxTransition>(to("stopped")).await.unwrap();
+        host.kill().await;
+        // A record of an earlier version has none; the addresses of its box contain another id.
+        let mut records = std::fs::read_dir(directory.path().join("stopped")).unwrap();
+        let record = records.next().unwrap().unwrap().path();
+        let mut older: Value =
+            serde_json::from_str(&std::fs::read_to_string(&record).unwrap()).unwrap();
+        older.as_object_mut().unwrap().remove("unique_id").unwrap();
+        std::fs::write(&record, older.to_string()).unwrap();
+        let host = Host::start(machine, directory.path()).await.unwrap();
+        let started = host.call::<BoxTransition>(to("running")).await.unwrap();
+        assert_eq!(started.info.unique_id, found.backend_id);
+        assert_ne!(started.info.backend_id, found.backend_id);
+        host.call::<BoxDelete>(json!({"box_id": "s", "force": true}))
+            .await
+            .unwrap();
         host.kill().await;
     })
     .await;

@@ -37,10 +37,10 @@ async fn pings_fill_the_silence_and_three_unanswered_end_it() {
 async fn silence_that_is_expected_ends_nothing_until_it_is_not_expected_any_more() {
     let (session, mut raw) =
         against_a_script_with(Dialect::JsonRpc, |limits| limits.heartbeat = Some(BEAT)).await;
-    session.expect_silence(true);
+    session.peer().expect_silence(true);
     tokio::time::sleep(BEAT * 20).await;
     assert!(!session.peer().is_closed());
-    session.expect_silence(false);
+    session.peer().expect_silence(false);
     let begun = Instant::now();
     for _ in 0..3 {
         assert_eq!(raw.receive().await["method"], json!("$/ping"));

@@ -16,8 +16,8 @@ fn peak(process: u32) -> u64 {
     status_kib(&status, "VmHWM") * 1024
 }
 
-/// A line without an end, far longer than the message limit. The process that reads it stays under
-/// twice that limit, and answers the next call.
+/// A line without an end, far longer than the message limit. The process that reads it, with its code,
+/// stays under three times that limit, and answers the next call.
 #[test]
 fn an_endless_line_is_not_kept() {
     const LIMIT: u64 = 16 * 1024 * 1024;
@@ -35,7 +35,7 @@ fn an_endless_line_is_not_kept() {
         input.write_all(&block).unwrap();
     }
     let peak = peak(server.id());
-    assert!(peak < 2 * LIMIT, "{peak} bytes for a line of 1 GiB");
+    assert!(peak < 3 * LIMIT, "{peak} bytes for a line of 1 GiB");
     input.write_all(b"\"}}\n{\"jsonrpc\":\"2.0\",\"id\":6,\"method\":\"echo\",\"params\":{\"text\":\"on\"}}\n").unwrap();
     drop(input);
     let output = server.wait_with_output().unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use box_protocol::actions::ReadWhy;
 use box_protocol::{Code, CommandState, ExitWhy};
 use box_tests::machine::printed;
+use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::{attach, get, kill, read_through, run, text, with_box};
@@ -81,6 +82,41 @@ async fn readers_stop_when_they_have_waited_enough_and_the_command_continues() {
         assert_eq!(info.exit.unwrap().why, ExitWhy::Killed);
         let error = get(machine, "slow").await.unwrap_err();
         assert_eq!(error.code(), Code::NotFound);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_reader_without_time_gets_all_that_the_log_holds() {
+    with_box(async |machine| {
+        let script = "seq 1 100000; sleep 600";
+        let params = text(script, json!({"command_id": "kept"}));
+        run(machine, params).await.unwrap();
+        let whole: usize = (1..=100_000).map(|n: u32| n.to_string().len() + 1).sum();
+        eventually("the log has all lines", async || {
+            get(machine, "kept").await.unwrap().size.stdout == whole as u64
+        })
+        .await;
+        for _ in 0..20 {
+            let (got, _, end) = attach(machine, "kept", json!({"until": {"ms": 0}}))
+                .await
+                .unwrap();
+            assert_eq!((got.text().len(), end.why), (whole, ReadWhy::Time));
+        }
+        // A command that never pauses keeps no reader.
+        run(machine, text("yes", json!({"command_id": "endless"})))
+            .await
+            .unwrap();
+        let (_, info, end) = attach(machine, "endless", json!({"until": {"ms": 20}}))
+            .await
+            .unwrap();
+        assert_eq!(
+            (end.why, info.state),
+            (ReadWhy::Time, CommandState::Running)
+        );
+        for id in ["kept", "endless"] {
+            kill(machine, id, json!({"forget": true})).await.unwrap();
+        }
     })
     .await;
 }

@@ -1,6 +1,7 @@
 //! Which commands are started, and how often.
 
 use box_protocol::actions::{ReadWhy, StreamName};
+use box_protocol::error::{Detail, Subject};
 use box_protocol::{Code, CommandState, ExitWhy};
 use box_runtime::Caller;
 use box_tests::machine::printed;
@@ -196,6 +197,32 @@ async fn a_list_of_long_commands_is_whole() {
         let running = serde_json::from_value(running).unwrap();
         let listed = machine.runtime.list_commands(&Caller::Local, running).await;
         assert_eq!(listed.unwrap().items, []);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn commands_are_listed_by_their_process_id() {
+    with_box(async |machine| {
+        let mut pids = Vec::new();
+        for id in ["one", "two"] {
+            let more = json!({"command_id": id, "stdin": "open"});
+            let started = run(machine, text("read line", more)).await.unwrap();
+            pids.push(started.info.pid.unwrap());
+        }
+        for (id, pid) in ["one", "two"].into_iter().zip(&pids) {
+            let params = json!({"box_id": "c", "pid": pid, "running": true});
+            let params = serde_json::from_value(params).unwrap();
+            let listed = machine.runtime.list_commands(&Caller::Local, params).await;
+            let found = listed.unwrap().items;
+            let ids: Vec<_> = found.iter().map(|info| info.command_id.as_str()).collect();
+            assert_eq!(ids, [id]);
+        }
+        let key = json!({"box_id": "c", "command_id": "none"});
+        let key = serde_json::from_value(key).unwrap();
+        let error = machine.runtime.get_command(&Caller::Local, key).await;
+        let detail: Detail = error.unwrap_err().detail().unwrap();
+        assert_eq!(detail.subject, Some(Subject::Command));
     })
     .await;
 }

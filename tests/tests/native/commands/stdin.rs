@@ -1,6 +1,7 @@
 //! Input of commands, and terminals.
 
 use box_protocol::Code;
+use box_protocol::error::Detail;
 use box_tests::wait::LONG;
 use serde_json::json;
 
@@ -36,6 +37,46 @@ async fn input_is_written_closed_and_refused_afterwards() {
             .await
             .unwrap_err();
         assert_eq!(error.code(), Code::Conflict);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn input_that_a_command_does_not_read_in_time_is_counted() {
+    with_box(async |machine| {
+        let script = "until [ -e go ]; do sleep 0.05; done; cat";
+        let open = json!({"command_id": "late", "stdin": "open"});
+        run(machine, text(script, open)).await.unwrap();
+        let all: Vec<u8> = (0..300_000_u32).map(|at| (at % 251) as u8).collect();
+        let data = box_protocol::Blob::from(all.clone());
+        let limited = json!({"data": data, "close": true, "wait_ms": 500});
+        let error = input(machine, "late", limited).await.unwrap_err();
+        assert_eq!(error.code(), Code::Timeout);
+        let detail: Detail = error.detail().unwrap();
+        let accepted = detail.accepted.unwrap();
+        assert!(accepted > 0 && accepted < 300_000, "{accepted}");
+        let counted = format!(
+            "{accepted} of 300000 bytes were written within 500 ms, and stdin is not closed"
+        );
+        assert!(error.message().contains(&counted), "{}", error.message());
+        // Behind the unread input, nothing is written.
+        let error = input(machine, "late", json!({"data": "eA==", "wait_ms": 0})).await;
+        assert_eq!(
+            error.unwrap_err().detail::<Detail>().unwrap().accepted,
+            Some(0)
+        );
+        // The rest completes the input.
+        run(machine, text("touch go", json!({}))).await.unwrap();
+        let rest = box_protocol::Blob::from(all[usize::try_from(accepted).unwrap()..].to_vec());
+        let writing = input(
+            machine,
+            "late",
+            json!({"data": rest, "close": true, "wait_ms": 120_000}),
+        );
+        let reading = attach(machine, "late", json!({"view": "bytes"}));
+        let (wrote, read) = tokio::join!(writing, reading);
+        assert_eq!(wrote.unwrap(), 300_000 - accepted);
+        assert!(read.unwrap().0.stdout == all);
     })
     .await;
 }

@@ -26,7 +26,7 @@ async fn an_adopted_box_reaches_the_same_destinations_by_the_same_addresses() {
         first.kill().await;
 
         let second = start().await.unwrap();
-        assert_eq!(second.adopted, 1, "{}", machine.name);
+        second.adopts(1).await;
         let cut = "for n in $(seq 100); do test -e /tmp/end && break; sleep 0.1; done; cat /tmp/end".to_owned();
         assert_eq!(second.call::<BoxExec>(exec(cut)).await.unwrap().stdout.trim(), "cut");
         // Another name does not get the address of the first.

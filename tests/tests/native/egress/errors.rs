@@ -163,7 +163,7 @@ os.rename('/tmp/part', '/tmp/got')",
         first.kill().await;
 
         let second = start().await.unwrap();
-        assert_eq!(second.adopted, 1, "{}", machine.name);
+        second.adopts(1).await;
         assert_eq!(
             run(&second, "ls /tmp".to_owned()).await,
             "test.py",

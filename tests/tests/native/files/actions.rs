@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use box_protocol::Code;
 use box_protocol::actions::{
     FileAttributes, FileFind, FileGrep, FileKind, FileList, FileMkdir, FileMove, FileOutcome,
     FileRead, FileRemove, FileReplace, FileStat,
 };
+use box_protocol::error::{Detail, Subject};
 use box_tests::machine::on_each_machine;
 use serde_json::json;
 
@@ -166,6 +168,7 @@ async fn files_are_found_by_pattern_and_their_lines_too() {
             [(1, "Alpha", false), (2, "beta", true), (3, "alpha", false)]
         );
         assert_eq!((found.matches, found.files, found.truncated), (2, 1, false));
+        assert!(found.files_searched > found.files, "{found:?}");
         let fixed = json!({"path": "/tmp/s", "pattern": "main() {", "fixed": true, "include": ["*.rs"]});
         assert_eq!(inside.done::<FileGrep>(fixed).await.matches, 1);
         let some = json!({"path": "/tmp/s", "pattern": "alpha", "limit": 1});
@@ -198,6 +201,21 @@ async fn text_is_replaced_and_the_mode_stays() {
         assert_eq!(count(json!({"insert_line": 1, "new": "last\n"})).await, 1);
         assert_eq!(inside.text("/tmp/f").await, "x b a\nlast\n");
         assert_eq!(inside.run("stat -c '%a %U' /tmp/f").await, "640 box");
+
+        inside.write("/tmp/f", "one two two").await;
+        let twice = json!({"path": "/tmp/f", "old": "two", "new": "2", "expect": 1});
+        let error = inside.ask::<FileReplace>(twice).await.unwrap_err();
+        assert_eq!(error.code(), Code::Conflict);
+        let detail: Detail = error.detail().unwrap();
+        let text = "expect: the file has 2 occurrences of old, not 1";
+        assert_eq!(error.message(), text);
+        assert_eq!(detail.subject, Some(Subject::File));
+        assert_eq!(inside.text("/tmp/f").await, "one two two");
+        assert_eq!(
+            count(json!({"old": "one", "new": "1", "expect": 1})).await,
+            1
+        );
+        assert_eq!(inside.text("/tmp/f").await, "1 two two");
     })
     .await;
 }
@@ -224,8 +242,8 @@ async fn things_are_moved_copied_made_and_removed() {
         assert_eq!(inside.text("/workspace/old").await, "1\n");
 
         let asked = json!({"path": "/workspace/p/q", "mode": 0o700});
-        inside.done::<FileMkdir>(asked.clone()).await;
-        inside.done::<FileMkdir>(asked).await;
+        assert!(inside.done::<FileMkdir>(asked.clone()).await.created);
+        assert!(!inside.done::<FileMkdir>(asked).await.created, "it existed");
         assert_eq!(inside.run("stat -c '%a %U' p p/q").await, "755 box\n700 box");
 
         inside.done::<FileAttributes>(json!({"path": "/workspace/old", "mode": 0})).await;
@@ -292,6 +310,33 @@ async fn files_do_not_wait_for_a_command() {
             inside.write("/tmp/meanwhile", "x").await;
         });
         assert_eq!(said, "ended");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn attributes_have_ids_and_the_time_of_creation() {
+    on_each_machine(async |machine| {
+        let inside = BoxFiles::new(machine, "ids").await;
+        let before = box_protocol::UnixMs::now();
+        inside.run("echo x > /tmp/f; mkdir /tmp/d").await;
+        let ids = inside.run("id -u; id -g; stat -c %W /tmp/f").await;
+        let ids: Vec<i64> = ids.lines().map(|line| line.parse().unwrap()).collect();
+        let stat = json!({"paths": ["/tmp/f", "/usr", "/tmp/none"]});
+        let found = inside.done::<FileStat>(stat).await.paths;
+        let FileOutcome::Stat(file) = &found["/tmp/f"] else {
+            panic!("{found:?}");
+        };
+        assert_eq!((i64::from(file.uid), i64::from(file.gid)), (ids[0], ids[1]));
+        // The kernel reports 0 or - where the file system records no time.
+        assert_eq!(file.created_at.is_some(), ids[2] > 0, "{file:?}");
+        if let Some(created) = file.created_at {
+            assert!(created.0 + 2000 >= before.0, "{created:?} {before:?}");
+            assert!(created <= box_protocol::UnixMs::now());
+        }
+        let listed = inside.done::<FileList>(json!({"path": "/tmp"})).await;
+        let same = listed.entries.iter().find(|entry| entry.path == "/tmp/f");
+        assert_eq!(same, Some(file));
     })
     .await;
 }

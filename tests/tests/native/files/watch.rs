@@ -225,7 +225,7 @@ async fn a_watch_outlives_the_runtime_it_was_asked_of() {
         let (before, ..) = host.read("w", 0, Some(300)).await;
         host.kill().await;
         let host = Host::start(machine, state.path()).await.unwrap();
-        assert_eq!(host.adopted, 1);
+        host.adopts(1).await;
         host.call::<FileMkdir>(mkdir("/tmp/before/after"))
             .await
             .unwrap();

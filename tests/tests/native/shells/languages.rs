@@ -35,8 +35,18 @@ async fn python_keeps_its_state_and_reports_its_errors() {
             let ran = run(machine, "s", "print(x)").await;
             assert_eq!((ran.text(), ran.info.shell_replaced), ("42", false), "{text}");
         }
-        let ran = run(machine, "s", "print('out'); sys.exit(3)").await;
-        assert_eq!((ran.text(), ran.code()), ("out", Some(3)));
+        for (text, code) in [("print('out'); sys.exit(3)", 3), ("print('out'); exit()", 0), ("print('out'); sys.exit('why')", 1)] {
+            let ran = run(machine, "s", text).await;
+            assert_eq!((ran.text(), ran.code()), ("out", Some(code)), "{text}");
+            assert_eq!(ran.info.error.unwrap().name, "SystemExit");
+            let ran = run(machine, "s", "print(x)").await;
+            assert_eq!((ran.text(), ran.info.shell_replaced), ("42", false), "a kernel survives {text}");
+        }
+        run(machine, "s", "os.environ['PYTHONPATH'] = '/tmp/own'").await;
+        assert_eq!(run(machine, "s", "os._exit(3)").await.code(), Some(3));
+        let ran = run(machine, "s", "import sys; print('/tmp/own' in sys.path, end='')").await;
+        assert_eq!((ran.text(), ran.info.shell_replaced), ("True", true), "variables that Python reads at its start");
+        run(machine, "s", "import os; os._exit(3)").await;
         let ran = run(machine, "s", "import os; print(os.getcwd(), os.environ['E'], 'x' in globals())").await;
         assert_eq!((ran.text(), ran.info.shell_replaced), ("/usr e False", true));
     })
@@ -146,7 +156,7 @@ async fn what_a_guest_says_in_its_interpreters_place_is_cut() {
 
 fn plain(ran: &super::Ran) -> Vec<&str> {
     let shown = ran.shown.iter();
-    shown.map(|one| one["text/plain"].as_str()).collect()
+    shown.map(|one| one.data["text/plain"].as_str()).collect()
 }
 
 #[tokio::test]
@@ -162,7 +172,7 @@ async fn python_shows_its_last_value_and_displayed_values() {
             display(Page(), 7)\nPage()";
         let ran = run(machine, "s", class).await;
         assert_eq!(plain(&ran), ["a page", "7", "a page"]);
-        let shown = &ran.shown[0];
+        let shown = &ran.shown[0].data;
         assert_eq!((&*shown["text/html"], &*shown["image/png"]), ("<b>hi</b>", "iVBORw=="));
         assert!(!shown.contains_key("application/json"));
         // A later reader sees it too, and a reader without chunks does not.
@@ -174,13 +184,56 @@ async fn python_shows_its_last_value_and_displayed_values() {
         let ran = run(machine, "s", "class Bad:\n    def __repr__(self): raise KeyError('no')\ndisplay(1)\nBad()").await;
         assert_eq!((ran.code(), plain(&ran)), (Some(1), vec!["1"]));
         assert_eq!(ran.info.error.unwrap().name, "KeyError");
-        // A long value is cut, and does not end the shell.
-        let ran = run(machine, "s", "'x' * 3_000_000").await;
+        // Ten MiB fit. A longer value is cut, and does not end the shell.
+        let ran = run(machine, "s", "'x' * 10_000_000").await;
+        assert_eq!(plain(&ran)[0].len(), 10_000_002);
+        let ran = run(machine, "s", "'x' * 11_000_000").await;
         let cut = plain(&ran);
         assert!(cut[0].len() < 2000 && cut[0].ends_with("[truncated]"), "{}", cut[0].len());
-        let ran = run(machine, "s", "[display('y' * 200_000) for _ in range(50)] and None").await;
-        assert_eq!(plain(&ran).len(), 50);
-        assert_eq!(run(machine, "s", "x").await.shown[0]["text/plain"], "41");
+        let ran = run(machine, "s", "[display('y' * 2_080_000) for _ in range(500)] and None").await;
+        let shown = plain(&ran);
+        assert_eq!((shown[4].len(), shown[9].len()), (2_080_002, 1012), "five fit, then they are cut");
+        assert!(shown.len() < 300 && shown.last().unwrap().ends_with("more values omitted]"), "{}", shown.len());
+        // A format that does not fit is omitted, and the others stay.
+        let page = "class Page:\n    def _repr_png_(self): return bytes(9_000_000)\n    \
+            def _repr_html_(self): return '<b>hi</b>'\n    def __repr__(self): return 'a page'\nPage()";
+        let ran = run(machine, "s", page).await;
+        let note = "a page\n[image/png omitted: the values of a run have at most 10 MiB]";
+        let kept = [("text/html", "<b>hi</b>"), ("text/plain", note)];
+        let kept = kept.map(|(kind, text)| (kind.to_owned(), text.to_owned()));
+        assert_eq!(ran.shown[0].data, kept.into());
+        assert_eq!(run(machine, "s", "x").await.shown[0].data["text/plain"], "41");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn python_shows_lists_and_dictionaries_as_json() {
+    with_shell("python", async |machine| {
+        for (text, json) in [
+            ("[1, 'a', None]", Some("[1, \"a\", null]")),
+            (
+                "{'a': [float('nan'), 2.5], 3: True}",
+                Some("{\"a\": [null, 2.5], \"3\": true}"),
+            ),
+            (
+                "import datetime; [datetime.date(2024, 1, 2)]",
+                Some("[\"2024-01-02\"]"),
+            ),
+            ("[object()]", None),
+            ("{(1, 2): 3}", None),
+            ("x = []; x.append(x); x", None),
+            ("'text'", None),
+        ] {
+            let ran = run(machine, "s", text).await;
+            let shown = &ran.shown[0].data;
+            assert_eq!(
+                shown.get("application/json").map(String::as_str),
+                json,
+                "{text}"
+            );
+            assert!(shown.contains_key("text/plain"), "{text}");
+        }
     })
     .await;
 }
@@ -197,20 +250,32 @@ async fn javascript_shows_its_last_value_and_displayed_values() {
         assert_eq!(plain(&ran), ["{ a: 'b' }"]);
         let page = "display({[Symbol.for('Jupyter.display')]: () => ({'text/html': '<b>hi</b>'})})";
         let ran = run(machine, "s", page).await;
-        assert_eq!(ran.shown[0]["text/html"], "<b>hi</b>");
-        let ran = run(machine, "s", "'x'.repeat(3000000)").await;
+        assert_eq!(ran.shown[0].data["text/html"], "<b>hi</b>");
+        let ran = run(machine, "s", "'x'.repeat(10000000)").await;
+        assert_eq!(plain(&ran)[0].len(), 10_000_002);
+        let ran = run(machine, "s", "'x'.repeat(11000000)").await;
         assert!(plain(&ran)[0].len() < 20_000);
+        let large = "display({[Symbol.for('Jupyter.display')]: () => ({'text/html': 'h', 'x/y': 'y'.repeat(11000000)})})";
+        let ran = run(machine, "s", large).await;
+        let shown = &ran.shown[0].data;
+        assert_eq!((shown.get("x/y"), &*shown["text/html"]), (None, "h"));
+        assert!(
+            shown["text/plain"].ends_with("[x/y omitted: the values of a run have at most 10 MiB]"),
+            "{}",
+            shown["text/plain"]
+        );
         let ran = run(
             machine,
             "s",
-            "for (let n = 0; n < 100; n++) display('y'.repeat(9000))",
+            "for (let n = 0; n < 1000; n++) display('y'.repeat(90000))",
         )
         .await;
         let shown = plain(&ran);
+        assert!(shown[99].len() > 90_000 && shown[120].ends_with("[truncated]"));
         assert!(
-            shown.len() == 100 && shown[99].ends_with("[truncated]"),
+            shown.len() < 300 && shown.last().unwrap().ends_with("more values omitted]"),
             "{}",
-            shown[99]
+            shown.len()
         );
     })
     .await;

@@ -2,13 +2,15 @@
 
 mod hazards;
 mod languages;
+mod notebook;
+mod runs;
 mod state;
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use box_protocol::actions::{
-    CommandChunk, CommandStartResult, ShellCreateResult, ShellInfo, ShellRunParams, StreamName,
+    CommandChunk, CommandStartResult, Displayed, ShellCreateResult, ShellInfo, ShellRunParams,
+    StreamName,
 };
 use box_protocol::{BoxError, CommandInfo, CommandState};
 use box_runtime::Caller;
@@ -22,8 +24,8 @@ use tokio::sync::mpsc;
 struct Ran {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// The displayed values by media type.
-    shown: Vec<BTreeMap<String, String>>,
+    /// The displayed values.
+    shown: Vec<Displayed>,
     info: CommandInfo,
 }
 
@@ -138,7 +140,7 @@ async fn ended(machine: &Machine, id: &str) -> CommandInfo {
 }
 
 /// The displays that a later reader of a run receives.
-async fn read_again(machine: &Machine, id: &str, view: &str) -> Vec<BTreeMap<String, String>> {
+async fn read_again(machine: &Machine, id: &str, view: &str) -> Vec<Displayed> {
     let params = json!({"box_id": "c", "command_id": id, "view": view});
     let params = serde_json::from_value(params).unwrap();
     let (sender, mut chunks) = mpsc::channel(64);

@@ -197,9 +197,11 @@ async def test_an_unread_relay_blocks_the_process_and_loses_nothing(server, cont
     async with connected(websocket(server)) as client:
         client.relay_port = server.port
         await client.create_session(spec(), action_context=context)
-        lines = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); echo \"line number $i of many\"; done"
+        # It waits for the relay: without one, a process that writes more than its log holds loses the oldest lines.
+        lines = "read go; i=0; while [ $i -lt 200000 ]; do i=$((i+1)); echo \"line number $i of many\"; done"
         await client.start_managed_process("s1", process(lines), action_context=context)
         async with attach(client, context) as relay:
+            await relay.send("go")
             # Give the process time to fill the buffers, which the test cannot observe.
             await asyncio.sleep(1)
             for number in range(1, 200_001):
@@ -228,6 +230,8 @@ async def test_a_real_mcp_server_is_driven_by_langbots_own_client(client, contex
     async with authenticated_websocket_client(url, headers_of(context)) as (read, write):
         async with ClientSession(read, write) as session:
             await asyncio.wait_for(session.initialize(), 60)
+            info = await client.get_managed_process("s1", "mcp", action_context=context)
+            assert "serving" in info.stderr_preview
             tools = await session.list_tools()
             assert {tool.name for tool in tools.tools} == {"add", "repeat"}
             large = await session.call_tool("repeat", {"text": "0123456789ä", "times": 15_000})
@@ -236,7 +240,8 @@ async def test_a_real_mcp_server_is_driven_by_langbots_own_client(client, contex
             assert [answer.content[0].text for answer in batch] == [str(n + 1) for n in range(50)]
     info = await client.get_managed_process("s1", "mcp", action_context=context)
     assert info.status == BoxManagedProcessStatus.RUNNING
-    assert "serving" in info.stderr_preview
+    # The server logs each request; the preview has the last lines.
+    assert "CallToolRequest" in info.stderr_preview
     # The same client attaches again after the first relay has ended.
     async with authenticated_websocket_client(url, headers_of(context)) as (read, write):
         async with ClientSession(read, write) as session:

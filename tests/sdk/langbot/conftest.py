@@ -1,21 +1,16 @@
 """Fixtures: the real `boxd`, LangBot's own client connected to it, and LangBot's own server for comparison.
 
-The packages are LangBot's, unmodified, from the registry. `BOXD` names the program; `cargo xtask test` sets it.
+The packages are LangBot's, unmodified, from the registry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import pathlib
-import shutil
-import socket
-import subprocess
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
@@ -25,75 +20,23 @@ from langbot_plugin.entities.io.context import ActionContext
 from langbot_plugin.runtime.io.controllers.stdio.client import StdioClientController
 from langbot_plugin.runtime.io.controllers.ws.client import WebSocketClientController
 from langbot_plugin.runtime.io.handler import Handler
+from program import BOXD, Program, environment, free_port, numbers
 
-BOXD = os.environ.get("BOXD", "")
 TOKEN = "a-secret-of-langbot-and-its-runtime-0123456789"
 INSTANCE = "inst-0001"
 
-_numbers = itertools.count()
-
-
-def pytest_configure(config):
-    if not os.access(BOXD, os.X_OK):
-        pytest.exit("BOXD must name the program; `cargo xtask test` sets it", returncode=3)
-
-
-def free_port() -> int:
-    """Returns a port below the kernel's ephemeral range; concurrent runs start at different ports."""
-    while True:
-        port = 12000 + (os.getpid() * 97 + next(_numbers)) % 20000
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BOXD", "LANGBOT"))}
-    return {**kept, **more}
-
 
 @dataclass
-class Server:
+class Server(Program):
     """A `boxd serve --langbot`."""
 
-    directory: pathlib.Path
     token: str = TOKEN
-    port: int = 0
-    process: subprocess.Popen | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    # Short, because the paths of its sockets are limited in length.
-    state: pathlib.Path = field(default_factory=lambda: pathlib.Path(tempfile.mkdtemp(prefix="langbot-")))
 
-    def start(self) -> Server:
-        more = {"LANGBOT_BOX_CONTROL_TOKEN": self.token} if self.token else {}
-        self.process = subprocess.Popen(
-            [BOXD, "serve", f"--langbot=127.0.0.1:{self.port}", "--state-dir", str(self.state)],
-            stdout=subprocess.PIPE,
-            stderr=(self.directory / "log").open("ab"),
-            env=environment(**more, **self.env),
-            cwd=self.directory,
-            text=True,
-        )
-        line = self.process.stdout.readline()
-        assert line.startswith("boxd ready"), (line, (self.directory / "log").read_text())
-        self.port = int(line.split("http://127.0.0.1:")[1].split()[0])
-        return self
+    def options(self) -> list[str]:
+        return [f"--langbot=127.0.0.1:{self.port}"]
 
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait(30)
-            self.process.stdout.close()
-            self.process = None
-
-    def forget(self) -> None:
-        shutil.rmtree(self.state, ignore_errors=True)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-        self.process.stdout.close()
-        self.process = None
+    def settings(self) -> dict[str, str]:
+        return {"LANGBOT_BOX_CONTROL_TOKEN": self.token} if self.token else {}
 
     @property
     def url(self) -> str:
@@ -169,33 +112,15 @@ def stdio(directory: pathlib.Path, port: int, **more: str):
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("boxd")).start()
-    yield server
-    server.stop()
-    server.forget()
-
-
-@pytest.fixture
-def own_server(tmp_path):
-    """A server of one test, which may stop or configure it."""
-    started = []
-
-    def start(**options) -> Server:
-        started.append(Server(tmp_path, **options).start())
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.stop()
-        server.forget()
+def server_class():
+    return Server
 
 
 @pytest.fixture
 def context() -> ActionContext:
     """A new workspace for each test."""
     return ActionContext(
-        instance_uuid=INSTANCE, workspace_uuid=f"workspace-{os.getpid()}-{next(_numbers)}", placement_generation=1
+        instance_uuid=INSTANCE, workspace_uuid=f"workspace-{os.getpid()}-{next(numbers)}", placement_generation=1
     )
 
 

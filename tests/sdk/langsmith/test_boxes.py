@@ -1,0 +1,230 @@
+"""The life of a box."""
+
+import asyncio
+import contextlib
+import datetime
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+from conftest import HAS_TEMPLATES, OTHER_TOKEN, TOKEN, call, create, eventually, new_name, request
+from langsmith.sandbox import (
+    ResourceNameConflictError,
+    ResourceNotFoundError,
+    SandboxAPIError,
+    SandboxAuthenticationError,
+    SandboxClient,
+    SandboxClientError,
+    SandboxConnectionError,
+    SandboxNotReadyError,
+)
+from program import free_port, numbers
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_box_is_created_found_listed_and_deleted(client):
+    name = new_name()
+    box = await create(client, name=name)
+    assert (box.name, box.status, box.status_message) == (name, "ready", None)
+    assert box.id and box.created_at and box.updated_at
+    assert box.dataplane_url.startswith("http://127.0.0.1:") and not box.dataplane_url.endswith("/")
+    found = await call(client.get_sandbox, name)
+    assert (found.id, found.dataplane_url) == (box.id, box.dataplane_url)
+    assert name in [box.name for box in await call(client.list_sandboxes)]
+    status = await call(client.get_sandbox_status, name)
+    assert (status.status, status.status_message) == ("ready", None)
+    await call(client.delete_sandbox, name)
+    with pytest.raises(ResourceNotFoundError) as refused:
+        await call(client.get_sandbox, name)
+    assert refused.value.resource_type == "sandbox"
+
+
+async def test_a_name_is_made_up(client, box):
+    assert box.name and box.name != box.id
+
+
+async def test_a_new_name_keeps_the_id_and_the_commands(client, box):
+    name = new_name()
+    renamed = await call(client.update_sandbox, box.name, new_name=name)
+    assert (renamed.name, renamed.id) == (name, box.id)
+    assert (await call(box.run, "echo still here")).stdout == "still here\n"
+    with pytest.raises(ResourceNotFoundError):
+        await call(client.get_sandbox, box.name)
+    box.name = name
+
+
+async def test_a_taken_name_is_a_conflict(client, box):
+    other = await create(client)
+    try:
+        with pytest.raises(ResourceNameConflictError):
+            await call(client.update_sandbox, other.name, new_name=box.name)
+        with pytest.raises(SandboxClientError) as refused:
+            await create(client, name=box.name)
+        assert type(refused.value) is SandboxClientError
+    finally:
+        await call(client.delete_sandbox, other.name)
+
+
+async def test_a_box_that_is_not_waited_for_becomes_ready(client):
+    box = await create(client, wait_for_ready=False)
+    ready = await call(client.wait_for_sandbox, box.name)
+    assert ready.status == "ready"
+    assert (await call(ready.run, "echo ready")).stdout == "ready\n"
+    await call(client.delete_sandbox, box.name)
+
+
+async def test_lifetimes_are_shown_and_changed(client):
+    box = await create(client, idle_ttl_seconds=120)
+    assert box.idle_ttl_seconds == 120
+    changed = await call(client.update_sandbox, box.name, idle_ttl_seconds=0)
+    assert changed.idle_ttl_seconds == 0
+    await call(client.delete_sandbox, box.name)
+
+
+async def test_a_context_deletes_its_box(server):
+    def use() -> str:
+        with server.client() as client:
+            options = {}
+            if HAS_TEMPLATES:
+                with contextlib.suppress(SandboxClientError):
+                    client.create_template(name="base", image="host")
+                options["template_name"] = "base"
+            with client.sandbox(timeout=120, **options) as box:
+                assert box.run("true").success
+                return box.name
+
+    name = await asyncio.to_thread(use)
+    with pytest.raises(ResourceNotFoundError):
+        await asyncio.to_thread(server.client().get_sandbox, name)
+
+
+async def test_boxes_of_other_tokens_do_not_exist(server, client, box):
+    stranger = server.client(token=OTHER_TOKEN)
+    with pytest.raises(ResourceNotFoundError):
+        await asyncio.to_thread(stranger.get_sandbox, box.name)
+    assert box.name not in [other.name for other in await asyncio.to_thread(stranger.list_sandboxes)]
+    box_of_ann = await asyncio.to_thread(server.client().get_sandbox, box.name)
+    box_of_ann._client = stranger
+    with pytest.raises(SandboxClientError):
+        await asyncio.to_thread(box_of_ann.run, "true")
+    with pytest.raises(SandboxClientError):
+        await asyncio.to_thread(box_of_ann.read, "/etc/hostname")
+
+
+async def test_a_wrong_key_is_refused(server):
+    wrong = server.client(token="wrong")
+    with pytest.raises(SandboxAuthenticationError):
+        await asyncio.to_thread(wrong.list_sandboxes)
+    with pytest.raises(SandboxAuthenticationError):
+        await asyncio.to_thread(wrong.get_sandbox, "any")
+
+
+async def test_both_prefixes_serve_the_api(server):
+    for prefix in ["/v2/sandboxes", "/api/v2/sandboxes", "/api/v2/sandboxes/"]:
+        client = SandboxClient(api_endpoint=f"{server.url}{prefix}", api_key=TOKEN)
+        assert isinstance(await asyncio.to_thread(client.list_sandboxes), list)
+
+
+async def test_errors_have_the_format_of_the_api(server):
+    unknown = await request(server, "GET", "/no-such-path")
+    assert (unknown.status_code, unknown.json()["detail"]["error"]) == (404, "NotFound")
+    listed = await request(server, "POST", "/boxes", json=[])
+    assert (listed.status_code, listed.json()["detail"][0]["loc"]) == (422, ["body"])
+
+
+async def test_a_failed_box_is_not_ready(client):
+    """The client must not repeat calls into a box whose processes are gone."""
+    box = await create(client)
+    mark = f"{os.getpid()}{next(numbers)}"
+    await call(box.run, f"exec sleep 9{mark}", wait=False, timeout=0)
+
+    def init() -> int | None:
+        """Returns the first process of the box, which is the parent of its others."""
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if process.joinpath("cmdline").read_bytes().split(b"\0")[:2] != [b"sleep", f"9{mark}".encode()]:
+                    continue
+                names, pid = os.readlink(process / "ns/pid"), int(process.name)
+                while os.readlink(f"/proc/{(parent := parent_of(pid))}/ns/pid") == names:
+                    pid = parent
+                return pid
+        return None
+
+    async def found() -> int | None:
+        return init()
+
+    os.kill(await eventually(found), signal.SIGKILL)
+
+    async def has_failed() -> bool:
+        return (await call(client.get_sandbox_status, box.name)).status == "failed"
+
+    await eventually(has_failed)
+    begun = time.monotonic()
+    with pytest.raises(SandboxNotReadyError):
+        await call(box.read, "/etc/hostname")
+    # Repeated requests would take seven seconds.
+    assert time.monotonic() - begun < 6
+    await call(client.delete_sandbox, box.name)
+
+
+def parent_of(pid: int) -> int:
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
+
+
+async def test_a_server_that_is_not_there_is_a_connection_error():
+    client = SandboxClient(api_endpoint=f"http://127.0.0.1:{free_port()}/v2/sandboxes", api_key="any", max_retries=0)
+    with pytest.raises(SandboxConnectionError):
+        await asyncio.to_thread(client.list_sandboxes)
+
+
+async def test_another_endpoint_is_an_api_error(server):
+    client = SandboxClient(api_endpoint=f"{server.url}/v2/sandboxes/other", api_key=TOKEN, max_retries=0)
+    with pytest.raises(SandboxAPIError):
+        await asyncio.to_thread(client.list_sandboxes)
+
+
+async def test_boxes_survive_a_restart_of_the_server(own_server):
+    server = own_server()
+    client = server.client()
+    box = await create(client, name="stays")
+    await call(box.write, "/tmp/file", b"kept")
+    server.kill()
+    server.start()
+    again = await call(client.get_sandbox, "stays")
+    assert (again.id, again.created_at) == (box.id, box.created_at)
+    assert await call(again.read, "/tmp/file") == b"kept"
+
+
+async def test_a_box_expires_and_says_when(client):
+    option = "ttl_seconds" if HAS_TEMPLATES else "idle_ttl_seconds"
+    box = await create(client, **{option: 60})
+    assert getattr(box, option) == 60
+    if HAS_TEMPLATES:
+        left = datetime.datetime.fromisoformat(box.expires_at.replace("Z", "+00:00"))
+        left -= datetime.datetime.now(datetime.timezone.utc)
+        assert 0 < left.total_seconds() <= 60
+        changed = await call(client.update_sandbox, box.name, ttl_seconds=0)
+        assert changed.expires_at is None
+    await call(client.delete_sandbox, box.name)
+
+
+async def test_a_box_has_the_files_of_its_image(own_server, image):
+    server = own_server(env={"BOXD_IMAGES_ALLOW_PULL": "*"})
+    client, name = server.client(), new_name()
+    if HAS_TEMPLATES:
+        await call(client.create_template, name=name, image=image)
+        options = {"template_name": name}
+    else:
+        snapshot = await call(client.create_snapshot, name, image, 1 << 30, timeout=120)
+        assert (snapshot.status, snapshot.docker_image) == ("ready", image)
+        options = {"snapshot_id": snapshot.id}
+    for _ in range(2):
+        # What one box wrote is not in the next.
+        box = await call(client.create_sandbox, timeout=120, **options)
+        assert await call(box.read, "/etc/of-the-image") == b"of the image\n"
+        ran = await call(box.run, "cat /made; echo made > /made; cat /made; command -v python3 || echo none")
+        assert (ran.stdout, ran.exit_code) == ("made\nnone\n", 0)
+        await call(client.delete_sandbox, box.name)

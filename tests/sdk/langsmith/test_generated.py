@@ -1,0 +1,164 @@
+"""The second client of the newest release, which is generated from LangSmith's own description of the API."""
+
+import asyncio
+import inspect
+
+import pytest
+from conftest import TOKEN, call, eventually, new_name, request
+from langsmith._client import AsyncLangsmith, Langsmith
+from langsmith._exceptions import NotFoundError, UnprocessableEntityError
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(params=[Langsmith, AsyncLangsmith])
+def sandboxes(request, server):
+    return request.param(api_key=TOKEN, base_url=server.url, max_retries=0, timeout=120).sandboxes
+
+
+async def test_a_box_is_created_listed_changed_and_deleted(sandboxes):
+    boxes, name = sandboxes.boxes, new_name("g")
+    made = await call(boxes.create, name=name, labels={"team": name}, env_vars={"A": "1"}, cpu_millicores=500, idle_ttl_seconds=0)
+    assert (made.name, made.status, made.labels) == (name, "ready", {"team": name})
+    assert (made.cpu_millicores, made.vcpus, made.persistent, made.idle_ttl_seconds) == (500, 1, True, 0)
+    found = await call(boxes.retrieve, name)
+    assert found.id == made.id and found.run_config.env_vars == {"A": "1"}
+    by_id = await call(boxes.retrieve, made.id)
+    assert by_id.name == name
+    changed = await call(boxes.update, name, body_name=name + "-b", idle_ttl_seconds=60)
+    assert (changed.name, changed.id, changed.idle_ttl_seconds) == (name + "-b", made.id, 60)
+    with pytest.raises(UnprocessableEntityError):
+        await call(boxes.update, name + "-b", mem_bytes=1 << 34)
+    assert (await call(boxes.get_status, name + "-b")).status == "ready"
+    await call(boxes.stop, name + "-b")
+    assert (await call(boxes.retrieve, name + "-b")).status == "stopped"
+    await call(boxes.start, name + "-b")
+
+    async def is_ready() -> bool:
+        return (await call(boxes.get_status, name + "-b")).status == "ready"
+
+    await eventually(is_ready)
+    await call(boxes.delete, name + "-b")
+    with pytest.raises(NotFoundError):
+        await call(boxes.retrieve, name + "-b")
+
+
+async def pages(boxes, **filters) -> list:
+    """Reads all pages of a list."""
+    listed = boxes.list(**filters)
+    if hasattr(listed, "__aiter__"):
+        return [box async for box in listed]
+    return await asyncio.to_thread(lambda: list(listed))
+
+
+async def test_lists_are_filtered_sorted_and_cut_into_pages(sandboxes):
+    boxes, mark = sandboxes.boxes, new_name("m")
+    names = [f"{mark}-{letter}" for letter in "cab"]
+    for name in names:
+        await call(boxes.create, name=name, labels={"mark": mark, "name": name})
+    try:
+        listed = await pages(boxes, label=[f"mark={mark}"], page_size=2)
+        assert [box.name for box in listed] == names
+        assert [box.name for box in await pages(boxes, name_contains=mark, sort_by="name")] == sorted(names)
+        down = await pages(boxes, label=["mark", f"mark={mark}"], sort_by="name", sort_order="desc", page_size=1)
+        assert [box.name for box in down] == sorted(names, reverse=True)
+        assert [box.name for box in await pages(boxes, label=[f"name={names[0]}"])] == [names[0]]
+        assert await pages(boxes, name_contains=mark, status="stopped") == []
+    finally:
+        for name in names:
+            await call(boxes.delete, name)
+
+
+async def test_snapshots_links_and_service_urls(sandboxes):
+    boxes, name = sandboxes.boxes, new_name("g")
+    box = await call(boxes.create, name=name)
+    made = await call(boxes.create_snapshot, name, body_name=name, tag="v1", labels={"a": "b"}, description="for a test")
+    assert made.tags == ["v1"] and made.labels == {"a": "b"} and made.source_sandbox_id == box.id
+
+    async def is_ready() -> bool:
+        return (await call(sandboxes.snapshots.retrieve, made.id)).status == "ready"
+
+    await eventually(is_ready)
+    by_name = await call(sandboxes.snapshots.retrieve_by_name, name)
+    assert by_name.name == name and [(tag.tag, tag.snapshot_id) for tag in by_name.tags] == [("v1", made.id)]
+    with pytest.raises(UnprocessableEntityError):
+        await call(boxes.create_snapshot, name, body_name=name, include_memory=True)
+    listed = sandboxes.snapshots.list(name_contains=name)
+    items = [item async for item in listed] if hasattr(listed, "__aiter__") else await asyncio.to_thread(lambda: list(listed))
+    assert [item.id for item in items] == [made.id]
+    link = await call(boxes.generate_download_url, name, path="/etc/passwd")
+    assert link.download_url.startswith("http")
+    service = await call(boxes.generate_service_url, name, port=80)
+    assert service.token in service.browser_url
+    urls = boxes.list_service_urls(name)
+    urls = [url async for url in urls] if hasattr(urls, "__aiter__") else await asyncio.to_thread(lambda: list(urls))
+    assert urls == []
+    await call(boxes.delete, name)
+    await call(sandboxes.snapshots.delete, made.id)
+
+
+async def test_every_box_of_a_list_can_be_deleted_while_it_is_read(sandboxes):
+    boxes, mark = sandboxes.boxes, new_name("d")
+    names = [f"{mark}-{number}" for number in range(5)]
+    for name in names:
+        await call(boxes.create, name=name)
+    for order in ("asc", "desc"):
+        first = await call(boxes.list, name_contains=mark, page_size=2, sort_by="name", sort_order=order)
+        seen = [box.name for box in first.items]
+        await call(boxes.delete, seen[-1])
+        rest = await call(first.get_next_page)
+        expected = sorted(names, reverse=order == "desc")
+        assert [box.name for box in rest.items] == expected[2:4]
+        await call(boxes.create, name=seen[-1])
+
+    def delete_all() -> list:
+        seen = []
+        for box in boxes.list(name_contains=mark, page_size=2):
+            seen.append(box.name)
+            boxes.delete(box.name)
+        return seen
+
+    async def delete_all_async() -> list:
+        seen = []
+        async for box in boxes.list(name_contains=mark, page_size=2):
+            seen.append(box.name)
+            await boxes.delete(box.name)
+        return seen
+
+    is_async = inspect.iscoroutinefunction(boxes.delete)
+    seen = await delete_all_async() if is_async else await asyncio.to_thread(delete_all)
+    assert sorted(seen) == names and await pages(boxes, name_contains=mark) == []
+
+
+async def test_what_lists_and_urls_do_not_have_is_refused(sandboxes):
+    boxes, name = sandboxes.boxes, new_name("g")
+    await call(boxes.create, name=name, cpu_millicores=500)
+    for filters in ({"created_by": "you"}, {"tag_value_id": ["x"]}):
+        with pytest.raises(UnprocessableEntityError, match=next(iter(filters))):
+            await pages(boxes, **filters)
+    assert name in [box.name for box in await pages(boxes, created_by="me")]
+    for options in ({"csp_sandbox": False}, {"csp_sandbox_flags": ["allow-scripts"]}, {"csp_source_bundles": ["any"]}):
+        with pytest.raises(UnprocessableEntityError, match=next(iter(options))):
+            await call(boxes.generate_download_url, name, path="/etc/passwd", **options)
+    assert (await call(boxes.generate_download_url, name, path="/etc/passwd", csp_sandbox=True)).download_url
+    # Without a login, this is the only mode.
+    assert (await call(boxes.generate_service_url, name, port=80, access="off")).token
+    # The sizes that the server shows are no change.
+    assert (await call(boxes.update, name, vcpus=1)).cpu_millicores == 500
+    with pytest.raises(UnprocessableEntityError):
+        await call(boxes.update, name, vcpus=2)
+    await call(boxes.delete, name)
+
+
+async def test_volumes_of_a_box_have_their_id_and_their_name_of_now(server, sandboxes):
+    volume, name = new_name("v"), new_name("g")
+    made = await request(server, "POST", "/volumes", json={"name": volume, "size": "16Mi"})
+    assert made.status_code == 201
+    box = await call(sandboxes.boxes.create, name=name, volumes=[{"volume": volume, "mount_path": "/data"}])
+    seen = [(one.volume_id, one.volume_name, one.mount_path, one.read_only) for one in box.volumes]
+    assert seen == [(made.json()["id"], volume, "/data", False)]
+    assert (await request(server, "PATCH", f"/volumes/{volume}", json={"name": f"{volume}-b"})).status_code == 200
+    box = await call(sandboxes.boxes.retrieve, name)
+    assert [(one.volume_id, one.volume_name) for one in box.volumes] == [(made.json()["id"], f"{volume}-b")]
+    await call(sandboxes.boxes.delete, name)
+    assert (await request(server, "DELETE", f"/volumes/{volume}-b")).status_code == 204

@@ -1,0 +1,245 @@
+"""Snapshots, stopped boxes and other settings of the newest release."""
+
+import asyncio
+
+import pytest
+from conftest import OTHER_TOKEN, call, create, eventually, first, new_name, request, result
+from langsmith.sandbox import (
+    ResourceCreationError,
+    ResourceNotFoundError,
+    SandboxClientError,
+    SandboxOperationError,
+    ValidationError,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_snapshot_of_a_box_makes_boxes(client, box):
+    name = new_name("s")
+    await call(box.write, "/tmp/made", b"before")
+    first = await call(client.capture_snapshot, box.name, name)
+    assert (first.name, first.status, first.tags) == (name, "ready", ["latest"])
+    assert first.source_sandbox_id == box.id and first.created_at and first.fs_used_bytes > 0
+    await call(box.write, "/tmp/made", b"after")
+    second = await call(client.capture_snapshot, box.name, name, tag="v2")
+    assert second.tags == ["v2"] and second.id != first.id
+    for reference, content in [
+        ({"snapshot": name}, b"before"),
+        ({"snapshot_name": name}, b"before"),
+        ({"snapshot": f"{name}:v2"}, b"after"),
+        ({"snapshot_id": first.id}, b"before"),
+    ]:
+        made = await create(client, **reference)
+        assert made.snapshot_id in (first.id, second.id)
+        assert await call(made.read, "/tmp/made") == content
+        await call(client.delete_sandbox, made.name)
+    tags = {tag.tag: tag.snapshot_id for tag in await call(client.list_snapshot_tags, name)}
+    assert tags == {"latest": first.id, "v2": second.id}
+    moved = await call(client.capture_snapshot, box.name, name, tag="v2")
+    assert (await call(client.get_snapshot, f"{name}:v2")).id == moved.id
+    assert (await call(client.get_snapshot, second.id)).tags == []
+    listed = await call(client.list_snapshots, name_contains=name)
+    assert {snapshot.id for snapshot in listed} == {first.id, second.id, moved.id}
+    assert len(await call(client.list_snapshots, name_contains=name, limit=2)) == 2
+    assert len(await call(client.list_snapshots, name_contains=name, limit=2, offset=2)) == 1
+    for snapshot in (first, second, moved):
+        await call(client.delete_snapshot, snapshot.id)
+    with pytest.raises(ResourceNotFoundError) as refused:
+        await call(client.get_snapshot, name)
+    assert refused.value.resource_type == "snapshot"
+    with pytest.raises(ResourceNotFoundError):
+        await call(client.list_snapshot_tags, name)
+
+
+async def test_a_snapshot_of_an_image_makes_boxes(client):
+    name = new_name("s")
+    built = await call(client.create_snapshot, name, "host", 1 << 30, run_config={"env_vars": {"A": "1"}, "work_dir": "/tmp"})
+    assert (built.status, built.docker_image, built.fs_capacity_bytes) == ("ready", "host", 1 << 30)
+    assert built.run_config.env_vars == {"A": "1"}
+    box = await create(client, snapshot=name)
+    assert (await call(box.run, "echo $A $PWD")).stdout == "1 /tmp\n"
+    assert box.fs_capacity_bytes == 1 << 30
+    await call(client.delete_sandbox, box.name)
+    await call(client.delete_snapshot, built.id)
+
+
+async def test_an_image_that_cannot_be_pulled_is_a_failed_snapshot(client):
+    name = new_name("s")
+    with pytest.raises(ResourceCreationError) as refused:
+        await call(client.create_snapshot, name, "127.0.0.1:9/none/none:1", 1 << 30)
+    assert refused.value.resource_type == "snapshot" and str(refused.value)
+    failed = (await call(client.list_snapshots, name_contains=name))[0]
+    assert failed.status == "failed" and failed.status_message
+    await call(client.delete_snapshot, failed.id)
+
+
+async def test_a_failed_build_leaves_the_name_to_the_snapshot_that_has_it(client, box):
+    name = new_name("s")
+    good = await call(client.capture_snapshot, box.name, name)
+    with pytest.raises(ResourceCreationError):
+        await call(client.create_snapshot, name, "127.0.0.1:9/none/none:1", 1 << 30)
+    found = await call(client.get_snapshot, name)
+    assert (found.id, found.status, found.tags) == (good.id, "ready", ["latest"])
+    made = await create(client, snapshot=name)
+    assert made.snapshot_id == good.id
+    await call(client.delete_sandbox, made.name)
+    for snapshot in await call(client.list_snapshots, name_contains=name):
+        await call(client.delete_snapshot, snapshot.id)
+
+
+async def test_boxes_of_a_snapshot_begin_with_the_settings_of_its_box(client):
+    box = await create(client, run_config={"work_dir": "/tmp", "env_vars": {"A": "box", "B": "box"}})
+    name = new_name("s")
+    made = await call(client.capture_snapshot, box.name, name, run_config={"env_vars": {"B": "capture"}})
+    assert made.run_config.env_vars == {"A": "box", "B": "capture"}
+    copy = await create(client, snapshot_id=made.id)
+    assert (await call(copy.run, "echo $A $B $PWD")).stdout == "box capture /tmp\n"
+    with pytest.raises(ValidationError) as refused:
+        await call(client.capture_snapshot, box.name, name, run_config={"env_vars": {"C": "x" * 20000}})
+    assert refused.value.field == "run_config"
+    for one in (box, copy):
+        await call(client.delete_sandbox, one.name)
+    await call(client.delete_snapshot, made.id)
+
+
+async def test_an_unknown_snapshot_is_not_found(client):
+    for reference in ["none", "none:1", "01234567-89ab-7def-8123-456789abcdef"]:
+        with pytest.raises(ResourceNotFoundError):
+            await create(client, snapshot=reference)
+
+
+async def test_snapshots_belong_to_their_token(server, client, box):
+    name = new_name("s")
+    made = await call(client.capture_snapshot, box.name, name)
+    stranger = server.client(token=OTHER_TOKEN)
+    with pytest.raises(ResourceNotFoundError):
+        await asyncio.to_thread(stranger.get_snapshot, made.id)
+    assert await asyncio.to_thread(stranger.list_snapshots) == []
+    await call(client.delete_snapshot, made.id)
+
+
+async def test_a_box_stops_starts_and_wakes(client, box):
+    await call(box.write, "/tmp/kept", b"kept")
+    await call(client.stop_sandbox, box.name)
+    stopped = await call(client.get_sandbox, box.name)
+    assert stopped.status == "stopped" and stopped.stopped_at
+    started = await call(client.start_sandbox, box.name, timeout=120)
+    assert started.status == "ready" and await call(started.read, "/tmp/kept") == b"kept"
+    await call(client.stop_sandbox, box.name)
+    # A call to the inside starts the box.
+    assert (await call(box.run, "cat /tmp/kept")).stdout == "kept"
+    assert (await call(client.get_sandbox, box.name)).status == "ready"
+
+
+async def test_the_output_and_status_of_a_command_outlive_a_stop(client, box):
+    done = await call(box.run, "echo done; exit 3", wait=False)
+    await result(done)
+    killed = await call(box.run, "echo begun; sleep 1111", wait=False, timeout=0)
+    assert (await first(killed)).data == "begun\n"
+    await call(client.stop_sandbox, box.name)
+    again = await result(await call(box.reconnect, done.command_id))
+    assert (again.stdout, again.exit_code) == ("done\n", 3)
+    try:
+        again = await result(await call(box.reconnect, killed.command_id))
+        assert (again.stdout, again.exit_code) == ("begun\n", 137)
+    except SandboxOperationError as error:
+        assert error.error_type == "CommandError"
+
+
+async def test_sizes_and_settings_are_applied(client):
+    box = await create(
+        client,
+        vcpus=2,
+        mem_bytes=300 << 20,
+        fs_capacity_bytes=256 << 20,
+        delete_after_stop_seconds=120,
+        run_config={"work_dir": "/tmp", "env_vars": {"A": "box", "B": "box"}},
+    )
+    assert (box.vcpus, box.mem_bytes, box.fs_capacity_bytes) == (2, 300 << 20, 256 << 20)
+    assert (box.idle_ttl_seconds, box.delete_after_stop_seconds) == (600, 120)
+    assert (await call(box.run, "echo $PWD $A $B", env={"B": "command"})).stdout == "/tmp box command\n"
+    changed = await call(client.update_sandbox, box.name, run_config={"env_vars": {"A": "changed"}}, delete_after_stop_seconds=0)
+    assert changed.delete_after_stop_seconds == 0
+    assert (await call(box.run, "echo $A $B")).stdout == "changed box\n"
+    done = await call(box.run, "echo $A $PWD", run_config={"work_dir": "/", "env_vars": {"A": "run"}})
+    assert done.stdout == "run /\n"
+    full = await call(box.run, "head -c 400M /dev/zero > /tmp/full")
+    assert not full.success and "No space left" in full.stderr
+    await call(client.delete_sandbox, box.name)
+
+
+@pytest.mark.parametrize(
+    "options, field",
+    [
+        ({"persistent": False}, "persistent"),
+        ({"proxy_config": {"rules": [{"name": "x", "match_hosts": ["a"]}]}}, "proxy_config"),
+        ({"access_delegation": {"mode": "INHERIT"}}, "access_delegation"),
+        ({"mem_bytes": 1}, None),
+        ({"vcpus": 0}, None),
+        ({"name": "a/b"}, "name"),
+    ],
+)
+async def test_what_boxes_do_not_have_is_refused(client, options, field):
+    with pytest.raises(ValidationError) as refused:
+        await create(client, **options)
+    assert field is None or refused.value.field == field
+
+
+async def test_input_is_closed_unless_it_is_asked_for(box):
+    assert (await call(box.run, "cat; echo end")).stdout == "end\n"
+    handle = await call(box.run, "cat", wait=False, close_input=False)
+    await call(handle.send_input, "typed")
+    await call(handle.close_input if hasattr(handle, "close_input") else handle.close_stdin)
+    assert (await result(handle)).stdout == "typed"
+
+
+async def test_a_command_of_another_user_is_refused(box):
+    with pytest.raises(SandboxOperationError):
+        await call(box.run, "id", run_config={"user": "no-such-user"})
+
+
+async def test_registries_are_not_part_of_this_server(server):
+    client = server.client()
+    registries = await asyncio.to_thread(lambda: client.registries.list())
+    assert not (registries.registries or [])
+    with pytest.raises(Exception, match="501"):
+        await asyncio.to_thread(lambda: client.registries.create(name="r", url="https://r", username="u", password="p"))
+
+
+async def is_gone(client, name: str) -> bool:
+    try:
+        await call(client.get_sandbox, name)
+    except ResourceNotFoundError:
+        return True
+    return False
+
+
+async def test_lifetimes_end_boxes(server, client):
+    """The SDK takes whole minutes only; the server takes seconds."""
+    names = {key: new_name("l") for key in ("ttl", "idle", "stopped")}
+    lifetimes = {
+        "ttl": {"ttl_seconds": 3},
+        "idle": {"idle_ttl_seconds": 2},
+        "stopped": {"idle_ttl_seconds": 2, "delete_after_stop_seconds": 2},
+    }
+    for key, lifetime in lifetimes.items():
+        made = await request(server, "POST", "/boxes", json={"name": names[key], **lifetime})
+        assert made.status_code == 201, made.text
+    for key in ("ttl", "stopped"):
+        await eventually(lambda: is_gone(client, names[key]))
+
+    async def is_stopped() -> bool:
+        return (await call(client.get_sandbox, names["idle"])).status == "stopped"
+
+    await eventually(is_stopped)
+    await call(client.delete_sandbox, names["idle"])
+
+
+async def test_an_unknown_box_is_not_found(client):
+    for function in (client.get_sandbox, client.delete_sandbox, client.get_sandbox_status):
+        with pytest.raises(ResourceNotFoundError):
+            await call(function, "no-such-box")
+    # The SDK has no class for this one.
+    with pytest.raises(SandboxClientError, match="not found"):
+        await call(client.stop_sandbox, "no-such-box")

@@ -1,0 +1,75 @@
+"""Commands as server-sent events, a transport of the newest release."""
+
+import asyncio
+import os
+
+import pytest
+from conftest import AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, create, result, text_of
+from langsmith.sandbox import CommandTimeoutError, SandboxOperationError
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(autouse=True)
+def transport(monkeypatch):
+    monkeypatch.setenv("LANGSMITH_EXPERIMENTAL_FEATURES", "sandbox_sse_exec")
+
+
+async def test_output_and_exit_code(box):
+    done = await call(box.run, "echo out; echo err >&2; exit 3")
+    assert (done.stdout, done.stderr, done.exit_code) == ("out\n", "err\n", 3)
+
+
+async def test_bytes_that_are_no_text(box):
+    content = "a\u00e4\u20ac\U0001f600".encode() * 20000 + b"\xff\xc3" + os.urandom(1000)
+    await call(box.write, "/tmp/bytes", content)
+    handle = await call(box.run, "cat /tmp/bytes", wait=False)
+    output = await chunks(handle)
+    assert text_of("stdout", output).startswith("a\u00e4\u20ac\U0001f600" * 20000)
+    assert (await result(handle)).exit_code == 0
+
+
+async def test_a_command_reads_on_after_a_reconnect(box):
+    handle = await call(box.run, "echo one; sleep 1; echo two", wait=False)
+    again = await call(box.reconnect, handle.command_id)
+    output = await chunks(again)
+    check_offsets(output)
+    assert text_of("stdout", output) == "one\ntwo\n"
+    assert (await result(handle)).stdout == "one\ntwo\n"
+
+
+async def test_errors(box):
+    with pytest.raises(CommandTimeoutError):
+        await call(box.run, "sleep 100", timeout=1)
+    with pytest.raises(SandboxOperationError) as refused:
+        await chunks(await call(box.reconnect, "no-such-command"))
+    assert refused.value.error_type == "CommandNotFound"
+    with pytest.raises(Exception, match="(?i)shell|not found|no such"):
+        await call(box.run, "true", shell="/bin/no-shell")
+    for command, options in [("  ", {}), ("true", {"env": {"A=B": "x"}})]:
+        with pytest.raises(SandboxOperationError) as refused:
+            await call(box.run, command, **options)
+        assert refused.value.operation == "command"
+
+
+async def test_a_client_beyond_the_end_of_one_stream_reads_the_other(box):
+    handle = await call(box.run, "echo out; echo err >&2", wait=False)
+    await result(handle)
+    done = await result(await call(box.reconnect, handle.command_id, stdout_offset=1000, stderr_offset=0))
+    assert (done.stdout, done.stderr, done.exit_code) == ("", "err\n", 0)
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_kills_of_the_server_lose_and_repeat_nothing(own_server, kind):
+    server = own_server()
+    client = server.client(kind)
+    box = await create(client)
+    handle = await call(box.run, "for i in $(seq 1 400); do echo $i; sleep 0.02; done", wait=False, timeout=0)
+    reading = asyncio.create_task(chunks(handle))
+    for _ in range(3):
+        await asyncio.sleep(1)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+    output = await asyncio.wait_for(reading, 200)
+    check_offsets(output)
+    assert text_of("stdout", output) == "".join(f"{number}\n" for number in range(1, 401))

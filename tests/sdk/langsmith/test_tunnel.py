@@ -1,0 +1,117 @@
+"""The tunnel to ports of a box."""
+
+import asyncio
+import hashlib
+import os
+import socket
+
+import pytest
+from conftest import call, eventually
+from program import free_port
+
+pytestmark = pytest.mark.asyncio
+
+ECHO = """
+import socketserver
+class Echo(socketserver.BaseRequestHandler):
+    def handle(self):
+        while data := self.request.recv(65536):
+            self.request.sendall(data)
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+Server(("127.0.0.1", 7007), Echo).serve_forever()
+"""
+
+
+async def echo_server(box) -> None:
+    await call(box.write, "/tmp/echo.py", ECHO)
+    await call(box.run, "nohup python3 /tmp/echo.py > /tmp/echo.log 2>&1", wait=False, timeout=0, idle_timeout=-1)
+
+    async def listens() -> bool:
+        probe = await call(box.run, "(exec 3<>/dev/tcp/127.0.0.1/7007) 2>/dev/null && echo up || true")
+        return probe.stdout == "up\n"
+
+    await eventually(listens)
+
+
+def exchange(port: int, content: bytes) -> bytes:
+    """Sends content and reads the same number of bytes."""
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        received = bytearray()
+        connection.settimeout(60)
+        view = memoryview(content)
+        while len(received) < len(content):
+            if view:
+                sent = connection.send(view[:65536])
+                view = view[sent:]
+            received += connection.recv(65536)
+        return bytes(received)
+
+
+async def test_connections_pass_through(box):
+    await echo_server(box)
+    tunnel = await call(box.tunnel, 7007, local_port=free_port())
+    try:
+        assert await asyncio.to_thread(exchange, tunnel.local_port, b"hello") == b"hello"
+        # More than the window of a stream, so both sides must update it.
+        content = os.urandom(3 << 20)
+        echoed = await asyncio.to_thread(exchange, tunnel.local_port, content)
+        assert hashlib.sha256(echoed).digest() == hashlib.sha256(content).digest()
+        many = [bytes([number]) * 100_000 for number in range(12)]
+        answers = await asyncio.gather(*(asyncio.to_thread(exchange, tunnel.local_port, one) for one in many))
+        assert answers == many
+    finally:
+        await call(tunnel.close)
+
+
+async def test_too_many_connections_leave_the_others_alone(box):
+    await echo_server(box)
+    tunnel = await call(box.tunnel, 7007, local_port=free_port())
+    connections = []
+
+    def echoes(connection) -> bool:
+        try:
+            connection.sendall(b"x")
+            return connection.recv(1) == b"x"
+        except OSError:
+            return False
+
+    def use() -> None:
+        for _ in range(70):
+            connections.append(socket.create_connection(("127.0.0.1", tunnel.local_port), 60))
+            connections[-1].settimeout(60)
+        alive = [connection for connection in connections if echoes(connection)]
+        assert len(alive) == 64
+        assert all(echoes(connection) for connection in alive)
+        alive[0].close()
+
+    def connects() -> bool:
+        connections.append(socket.create_connection(("127.0.0.1", tunnel.local_port), 60))
+        connections[-1].settimeout(60)
+        return echoes(connections[-1])
+
+    async def has_room() -> bool:
+        return await asyncio.to_thread(connects)
+
+    try:
+        await asyncio.to_thread(use)
+        await eventually(has_room)
+    finally:
+        for connection in connections:
+            connection.close()
+        await call(tunnel.close)
+
+
+async def test_a_port_without_a_server_closes_the_connection(box):
+    tunnel = await call(box.tunnel, 7008, local_port=free_port())
+    try:
+
+        def probe() -> bytes:
+            with socket.create_connection(("127.0.0.1", tunnel.local_port), 60) as connection:
+                connection.settimeout(60)
+                return connection.recv(10)
+
+        assert await asyncio.to_thread(probe) == b""
+    finally:
+        await call(tunnel.close)

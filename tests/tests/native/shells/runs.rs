@@ -1,0 +1,161 @@
+//! Runs as commands: lost callers, records, logs, and the directory that a run leaves behind.
+
+use std::time::Duration;
+
+use box_protocol::{Code, CommandState, ExitWhy};
+use box_runtime::Caller;
+use box_tests::machine::Machine;
+use box_tests::wait::LONG;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::{create, ended, get, kill, list, run, run_params, running, try_run, with_shell};
+
+/// Starts a run with a reader that disconnects once the run has begun.
+async fn lose_reader(machine: &Machine, id: &str, text: &str, more: Value) {
+    let options = super::with(json!({"command_id": id, "attach": {}}), more);
+    let params = run_params("s", text, options);
+    let (sender, mut chunks) = mpsc::channel(4);
+    let caller = Caller::Local;
+    let call = Box::pin(machine.runtime.run_in_shell(&caller, params, Some(sender)));
+    tokio::select! {
+        ended = call => panic!("{ended:?}"),
+        first = chunks.recv() => drop(first.unwrap()),
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_disconnects_ends_its_run_unless_asked_otherwise() {
+    with_shell("bash", async |machine| {
+        run(machine, "s", "kept=yes").await;
+        lose_reader(machine, "killed", "sleep 600", json!({})).await;
+        let info = ended(machine, "killed").await;
+        assert_eq!(info.exit.unwrap().why, ExitWhy::Killed);
+        let keep = json!({"stdin": "open", "on_disconnect": "keep", "note": {"of": "gateway"}});
+        lose_reader(machine, "kept", "read line", keep).await;
+        let info = get(machine, "kept").await;
+        assert_eq!(info.state, CommandState::Running, "{info:?}");
+        assert_eq!(info.note.unwrap().as_json(), r#"{"of":"gateway"}"#);
+        let input = json!({"box_id": "c", "command_id": "kept", "data": "b2sK"});
+        let input = serde_json::from_value(input).unwrap();
+        let fed = machine.runtime.input_command(&Caller::Local, input).await;
+        assert_eq!(fed.unwrap().accepted, 3);
+        assert_eq!(ended(machine, "kept").await.exit.unwrap().code, Some(0));
+        assert_eq!(run(machine, "s", "echo $kept").await.text(), "yes");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_run_without_a_reader_ends_after_its_time() {
+    with_shell("bash", async |machine| {
+        let keep = json!({"on_disconnect": "keep", "detached_ms": 50});
+        lose_reader(machine, "alone", "sleep 600", keep).await;
+        let info = ended(machine, "alone").await;
+        assert_eq!(info.exit.unwrap().why, ExitWhy::Idle);
+        // A reader stops the clock.
+        let short = json!({"detached_ms": 50});
+        let ran = try_run(machine, "s", "sleep 0.3; echo read", short).await;
+        assert_eq!(ran.unwrap().text(), "read");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_run_has_its_own_record_time_and_log_size() {
+    with_shell("bash", async |machine| {
+        let short = json!({"command_id": "short", "retain_ms": 1});
+        try_run(machine, "s", "true", short).await.unwrap();
+        let begun = std::time::Instant::now();
+        loop {
+            let key = serde_json::from_value(json!({"box_id": "c", "command_id": "short"}));
+            let found = machine.runtime.get_command(&Caller::Local, key.unwrap());
+            if let Err(error) = found.await {
+                assert_eq!(error.code(), Code::NotFound);
+                break;
+            }
+            assert!(begun.elapsed() < LONG);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let small = json!({"command_id": "small", "log_bytes": 65536});
+        super::begin(machine, "s", "head -c 1000000 /dev/zero", small).await;
+        let info = ended(machine, "small").await;
+        assert_eq!(info.size.stdout, 1_000_000);
+        let large = json!({"command_id": "large", "log_bytes": 4_000_000});
+        super::begin(machine, "s", "head -c 3000000 /dev/zero", large).await;
+        let info = ended(machine, "large").await;
+        assert_eq!((info.size.stdout, info.kept_from.stdout), (3_000_000, 0));
+        // A run that outlives its reader must be kept.
+        let bytes = json!({"attach": {"until": {"bytes": 1}}});
+        let params = run_params("s", "true", bytes);
+        let (sender, _chunks) = mpsc::channel(4);
+        let caller = Caller::Local;
+        let run = machine.runtime.run_in_shell(&caller, params, Some(sender));
+        let error = run.await.unwrap_err();
+        assert_eq!(error.code(), Code::Validation);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_directory_of_a_run_can_stay() {
+    for (language, look) in [
+        ("bash", "pwd"),
+        ("sh", "pwd"),
+        ("python", "import os; print(os.getcwd())"),
+        ("javascript", "console.log(process.cwd())"),
+    ] {
+        with_shell(language, async |machine| {
+            let there = json!({"cwd": "/usr", "cwd_stays": true});
+            let ran = try_run(machine, "s", look, there.clone()).await.unwrap();
+            assert_eq!(ran.text(), "/usr", "{language}");
+            assert_eq!(run(machine, "s", look).await.text(), "/usr", "{language}");
+            assert_eq!(list(machine).await[0].cwd, "/usr", "{language}");
+            let missing = json!({"cwd": "/nowhere", "cwd_stays": true});
+            let ran = try_run(machine, "s", look, missing).await.unwrap();
+            assert_eq!(ran.code(), Some(1), "{language}");
+            assert_eq!(run(machine, "s", look).await.text(), "/usr", "{language}");
+            // Also in a shell that keeps nothing else.
+            let stateless = json!({"language": language, "persist": false});
+            create(machine, "n", stateless).await.unwrap();
+            try_run(machine, "n", look, there).await.unwrap();
+            assert_eq!(run(machine, "n", look).await.text(), "/usr", "{language}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_queued_run_of_a_lost_caller_runs_in_its_turn() {
+    with_shell("bash", async |machine| {
+        let blocking = json!({"command_id": "blocking", "stdin": "open"});
+        super::begin(machine, "s", "read line", blocking).await;
+        running(machine, "blocking").await;
+        let queued = json!({"command_id": "queued", "on_disconnect": "keep", "attach": {}});
+        let params = run_params("s", "echo in turn", queued);
+        let (sender, _chunks) = mpsc::channel(4);
+        let caller = Caller::Local;
+        let call = Box::pin(machine.runtime.run_in_shell(&caller, params, Some(sender)));
+        let waiting = async {
+            let begun = std::time::Instant::now();
+            let key = json!({"box_id": "c", "command_id": "queued"});
+            loop {
+                let key = serde_json::from_value(key.clone()).unwrap();
+                let found = machine.runtime.get_command(&Caller::Local, key).await;
+                if found.is_ok_and(|info| info.state == CommandState::Pending) {
+                    return;
+                }
+                assert!(begun.elapsed() < LONG);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            ended = call => panic!("{ended:?}"),
+            () = waiting => {}
+        }
+        kill(machine, "blocking", json!({})).await;
+        let info = ended(machine, "queued").await;
+        assert_eq!((info.exit.unwrap().code, info.size.stdout), (Some(0), 8));
+    })
+    .await;
+}
