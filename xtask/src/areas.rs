@@ -6,10 +6,10 @@ use crate::{
     Result, builds,
     command::{self, Workspace},
     counts::{Counts, Runner},
-    fuzz, guest, langbot, release, tools,
+    fuzz, guest, release, sdk, tools,
 };
 
-/// A name, and its arguments for both `cargo nextest run` and `cargo test`.
+/// A name, and its arguments for `cargo nextest run`.
 type Area = (&'static str, &'static [&'static str]);
 
 /// Areas that the test runner runs.
@@ -38,14 +38,17 @@ const AREAS: &[Area] = &[
 const IMAGE: &str = "image";
 const CLI: &str = "cli";
 
+/// The suite whose tests have a registry of images.
+const E2B: &str = "e2b";
+
 /// Areas that need more than the test runner.
 const STEPS: &[&str] = &[
-    "langbot",
     "guest",
     "fuzz",
     "readme",
     "dependencies",
     "builds",
+    "runner",
 ];
 
 /// The tests of `cargo xtask check`, which need seconds and no privilege.
@@ -62,7 +65,7 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[St
             tools::programs(workspace, &tools::IMAGES)?;
         }
         for part in *parts {
-            tests(workspace, part, filter, &mut counts)?;
+            tests(workspace, target, part, filter, &mut counts)?;
         }
         println!("{counts}");
         return Ok(());
@@ -71,12 +74,18 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[St
         return Err(format!("area `{area}`: no filter is possible; run it whole").into());
     }
     match area {
-        "langbot" => langbot::build_and_check(workspace, target, &mut counts),
+        suite if sdk::names().any(|name| name == suite) => {
+            if suite == E2B {
+                tools::programs(workspace, &tools::IMAGES[..1])?;
+            }
+            sdk::build_and_check(workspace, target, suite, &mut counts)
+        }
         "guest" => guest::check(workspace, target, &mut counts),
         "fuzz" => fuzz::run(workspace, target, fuzz::CI_RUNS),
         "readme" => release::readme_only(workspace, target),
         "dependencies" => tools::check_dependencies(workspace, target),
         "builds" => builds::check(workspace, target),
+        "runner" => tools::nextest(workspace, target).map(drop),
         "help" => {
             println!("{}", known());
             Ok(())
@@ -88,31 +97,27 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[St
 /// Returns the names of all areas.
 fn known() -> String {
     let names = AREAS.iter().map(|(name, _)| *name);
+    let names = names.chain(sdk::names());
     let names: Vec<_> = names.chain(STEPS.iter().copied()).collect();
     names.join(", ")
 }
 
 /// Runs the quick tests.
-pub(crate) fn quick(workspace: &Workspace, counts: &mut Counts) -> Result {
-    tests(workspace, QUICK, &[], counts)
+pub(crate) fn quick(workspace: &Workspace, target: &Path, counts: &mut Counts) -> Result {
+    tests(workspace, target, QUICK, &[], counts)
 }
 
-/// Runs the tests that `part` selects, with nextest if it is installed.
+/// Runs the tests that `part` selects.
 pub(crate) fn tests(
     workspace: &Workspace,
+    target: &Path,
     part: &str,
     filter: &[String],
     counts: &mut Counts,
 ) -> Result {
-    let (runner, command) = if tools::has_nextest(workspace) {
-        (
-            Runner::Nextest,
-            "nextest run --no-fail-fast --no-tests=pass",
-        )
-    } else {
-        (Runner::Libtest, "test --no-fail-fast")
-    };
-    let mut cargo = workspace.cargo(command);
-    cargo.args(part.split_whitespace()).args(filter);
-    command::counted(&mut cargo, runner, counts)
+    let nextest = tools::nextest(workspace, target)?;
+    let run = "nextest run --no-fail-fast --no-tests=pass";
+    let mut nextest = workspace.program(nextest, run);
+    nextest.args(part.split_whitespace()).args(filter);
+    command::counted(&mut nextest, Runner::Nextest, counts)
 }

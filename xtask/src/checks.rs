@@ -10,9 +10,9 @@ use crate::{
     beside::Beside,
     command::{self, Workspace},
     counts::{Counts, Runner},
-    hygiene, langbot,
+    hygiene,
     manifest::Manifest,
-    release, tools, unused,
+    release, sdk, tools, unused,
 };
 
 /// The results of the steps so far.
@@ -38,7 +38,10 @@ pub(crate) fn quick(workspace: &Workspace) -> ExitCode {
         done.step("format", |_| cargo("fmt --all --check"))?;
         done.step("hygiene", |_| hygiene::check(workspace.root()))?;
         done.step("clippy", |_| cargo(CLIPPY))?;
-        done.step("quick tests", |counts| areas::quick(workspace, counts))
+        let target = Manifest::read(workspace)?.target;
+        done.step("quick tests", |counts| {
+            areas::quick(workspace, &target, counts)
+        })
     })
 }
 
@@ -67,10 +70,13 @@ fn reported(steps: impl FnOnce(&mut Done) -> Result) -> ExitCode {
 fn steps(workspace: &Workspace, done: &mut Done) -> Result {
     let manifest = Manifest::read(workspace)?;
     let target = &manifest.target;
-    // This step first builds a tool, in a separate target folder.
+    // These steps first build a tool, each in a separate target folder.
     let dependencies = Beside::start(workspace, target, "dependencies")?;
+    let runner = Beside::start(workspace, target, "runner")?;
     let checked = (|| {
-        before_tests(workspace, &manifest, done)?;
+        let ready = before_tests(workspace, &manifest, done);
+        let runner = done.beside("test runner", runner, None);
+        ready.and(runner)?;
         let guest = Beside::start(workspace, target, "guest")?;
         let builds = Beside::start(workspace, target, "builds")?;
         let tested = with_programs(workspace, target, done);
@@ -99,21 +105,23 @@ fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> 
     })
 }
 
-/// Package managers that the tests run inside a box, and programs that make and serve images.
-const PROGRAMS: [tools::Needed; 6] = [
+/// Programs that the tests run inside a box, and programs that make and serve images.
+const PROGRAMS: [tools::Needed; 8] = [
     ("/usr/bin/pip3", "--version", "python3-pip"),
+    ("/usr/bin/ipython3", "--version", "ipython3"),
     ("npm", "--version", "npm"),
     tools::IMAGES[0],
     tools::IMAGES[1],
     tools::IMAGES[2],
     tools::IMAGES[3],
+    tools::IMAGES[4],
 ];
 
 /// Runs the steps that execute our programs.
 fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Done) -> Result {
     done.step("tests", |counts| {
         tools::programs(workspace, &PROGRAMS)?;
-        areas::tests(workspace, "--workspace --all-targets", &[], counts)
+        areas::tests(workspace, target, "--workspace --all-targets", &[], counts)
     })?;
     done.step("documentation tests", |counts| {
         let mut doc = workspace.cargo("test --workspace --doc");
@@ -121,9 +129,7 @@ fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Don
     })?;
     let fuzz = Beside::start(workspace, target, "fuzz")?;
     let rest = done
-        .step("LangBot", |counts| {
-            langbot::check(workspace, target, counts)
-        })
+        .step("SDKs", |counts| sdk::check(workspace, target, counts))
         .and_then(|()| done.step("README", |_| release::readme_only(workspace, target)));
     let fuzz = done.beside("fuzz", fuzz, None);
     rest.and(fuzz)

@@ -34,8 +34,8 @@ const NATIVE: &str = "native";
 /// The ignored test that needs a disk with quotas.
 const QUOTAS: &str = "mounts::a_file_system_with_quotas_keeps_that_of_a_workspace";
 
-/// The timeout of the guest in seconds; the tests take a hundred on a busy machine.
-const SECONDS: &str = "900";
+/// The timeout of the guest in seconds; the tests take a hundred on an idle machine and several hundred beside other steps.
+const SECONDS: &str = "2400";
 
 /// The size of the guest's disk in bytes.
 const DISK: u64 = 256 << 20;

@@ -22,14 +22,20 @@ const GENERATED: [&str; 6] = [
     "__pycache__",
 ];
 
-/// Words that hide the actor of a sentence; CONTRIBUTING lists the alternatives.
-const BANNED: [&str; 6] = [
+/// Words that hide the actor of a sentence, and metaphors; CONTRIBUTING lists the alternatives.
+const BANNED: [&str; 12] = [
     "whoever",
     "whom",
     "nobody",
     "somebody",
     "is told",
+    "are told",
     "one's own",
+    "door",
+    "trail",
+    "retell",
+    "doubt",
+    "kin",
 ];
 
 /// The table that maps each specified behaviour to its tests.
@@ -55,7 +61,10 @@ pub(crate) fn check(root: &Path) -> Result {
         let is_checked = is_prose(&path);
         for (number, line) in text.lines().enumerate() {
             if let Some(word) = is_checked.then(|| banned_word(line)).flatten() {
-                findings.push(format!("  {name}:{}: `{word}`; name the actor", number + 1));
+                findings.push(format!(
+                    "  {name}:{}: `{word}`; name the actor, use the noun of the field",
+                    number + 1
+                ));
             }
             if let Some(found) = private_path(line, &private) {
                 findings.push(format!(
@@ -76,7 +85,7 @@ pub(crate) fn check(root: &Path) -> Result {
 ///
 /// The list of words and the guide that explains it are exempt.
 fn is_prose(path: &Path) -> bool {
-    let is_text = ["rs", "md", "toml"]
+    let is_text = ["rs", "md", "toml", "py"]
         .map(OsStr::new)
         .contains(&path.extension().unwrap_or_default());
     is_text && !path.ends_with("hygiene.rs") && !path.ends_with("CONTRIBUTING.md")
@@ -99,11 +108,16 @@ fn unknown_tests(root: &Path) -> io::Result<Vec<String>> {
     let table = fs::read_to_string(root.join(TABLE))?;
     let mut sources = String::new();
     for path in files(root)? {
-        if path.extension().is_some_and(|extension| extension == "rs") {
+        let is_source = |extension| extension == "rs" || extension == "py";
+        if path.extension().is_some_and(is_source) {
             sources.push_str(&fs::read_to_string(&path)?);
         }
     }
-    let missing = named_tests(&table).filter(|name| !sources.contains(&format!("fn {name}(")));
+    let is_missing = |name: &&str| {
+        let definitions = ["fn", "def"].map(|keyword| format!("{keyword} {name}("));
+        !definitions.iter().any(|it| sources.contains(it))
+    };
+    let missing = named_tests(&table).filter(is_missing);
     Ok(missing
         .map(|name| format!("  {TABLE}: there is no test `{name}`"))
         .collect())

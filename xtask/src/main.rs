@@ -4,7 +4,7 @@
 //! [`checks`] lists the steps that CI runs, [`areas`] the parts that a developer runs alone, and [`beside`] runs a step
 //! in parallel. [`command`] starts programs, [`counts`] reads the reports of test runners, [`manifest`] asks cargo
 //! about the workspace, and [`tools`] installs missing tools. [`hygiene`], [`unused`], [`builds`], [`guest`],
-//! [`langbot`] and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
+//! [`sdk`] (with its [`suites`]) and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
 
 mod areas;
 mod beside;
@@ -15,11 +15,12 @@ mod counts;
 mod fuzz;
 mod guest;
 mod hygiene;
-mod langbot;
 mod manifest;
 mod picture;
 mod release;
 mod schema;
+mod sdk;
+mod suites;
 mod tools;
 mod unused;
 
@@ -99,7 +100,7 @@ fn bench(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
         cargo.arg("rpc");
     }
     match arguments.first().map(String::as_str) {
-        Some("stalled") => {
+        Some("stalled" | "sdk") => {
             command::status(&mut workspace.cargo("build --profile measured --package boxd"))?;
         }
         Some("langbot") => {

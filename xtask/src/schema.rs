@@ -1,4 +1,4 @@
-//! Files generated from the contract: its JSON Schema, and the list of actions.
+//! Files generated from the contract: its JSON Schema, the OpenAPI document, and the pages about actions.
 
 use std::fs;
 
@@ -7,27 +7,31 @@ use crate::{
     command::{self, Workspace},
 };
 
-const CONTRACT: &str = "docs/schema/contract.json";
+/// The whole files, and what prints each.
+const FILES: [(&str, &str); 3] = [
+    ("docs/schema/contract.json", "contract"),
+    ("docs/schema/openapi.json", "openapi"),
+    ("docs/contract.md", "page"),
+];
 const WIRE: &str = "docs/wire.md";
 /// The markers around the list in the wire reference.
 const BEGIN: &str = "<!-- actions: written by `cargo xtask schema` -->\n";
 const END: &str = "<!-- /actions -->\n";
 
-/// Writes both files; a test of `box-protocol` fails if they are outdated.
+/// Writes all files; a test of `box-protocol` fails if they are outdated.
 pub(crate) fn write(workspace: &Workspace) -> Result {
     let print = |what: &str| {
         let cargo = "run --quiet --package box-protocol --features schema --bin box-schema --";
         command::output(workspace.cargo(cargo).arg(what))
     };
-    let contract = workspace.root().join(CONTRACT);
-    if let Some(folder) = contract.parent() {
-        fs::create_dir_all(folder)?;
+    for (file, what) in FILES {
+        fs::write(workspace.root().join(file), print(what)?)?;
+        println!("wrote {file}");
     }
-    fs::write(contract, print("contract")?)?;
     let wire = workspace.root().join(WIRE);
     let text = replace(&fs::read_to_string(&wire)?, &print("actions")?)?;
     fs::write(wire, text)?;
-    println!("wrote {CONTRACT} and the list in {WIRE}");
+    println!("wrote the list in {WIRE}");
     Ok(())
 }
 

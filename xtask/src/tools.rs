@@ -1,5 +1,6 @@
 //! The tools that the checks need, installed when they are missing.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::{
@@ -7,14 +8,31 @@ use crate::{
     command::{self, Workspace},
 };
 
-/// The version of cargo-deny, pinned so that all machines check the same.
-const DENY_VERSION: &str = "0.20.2";
+/// A program that cargo installs, pinned so that all machines run the same.
+struct Pinned {
+    name: &'static str,
+    version: &'static str,
+    /// More arguments of `cargo install`.
+    options: &'static str,
+}
+
+const DENY: Pinned = Pinned {
+    name: "cargo-deny",
+    version: "0.20.2",
+    options: "",
+};
+
+const NEXTEST: Pinned = Pinned {
+    name: "cargo-nextest",
+    version: "0.9.151",
+    options: "--no-default-features",
+};
 
 /// Checks the dependencies, except for advisories.
 ///
 /// Advisories need a database from the network on each run, and this check must not depend on it.
 pub(crate) fn check_dependencies(workspace: &Workspace, target: &Path) -> Result {
-    let deny = deny(workspace, target)?;
+    let deny = DENY.install(workspace, target)?;
     command::status(&mut workspace.program(deny, "--workspace check bans licenses sources"))
 }
 
@@ -31,46 +49,56 @@ pub(crate) fn components(workspace: &Workspace) -> Result {
     Ok(())
 }
 
-/// Returns whether nextest is installed, which runs each test in a process.
-///
-/// Without it, xtask runs `cargo test`.
-pub(crate) fn has_nextest(workspace: &Workspace) -> bool {
-    command::succeeds(&mut workspace.cargo("nextest --version"))
+/// Returns the test runner, which runs each test in a process, and installs it if it is missing.
+pub(crate) fn nextest(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
+    NEXTEST.install(workspace, target)
 }
 
-/// Returns the path of cargo-deny, and installs it if it is missing.
-fn deny(workspace: &Workspace, target: &Path) -> Result<PathBuf> {
-    let tools = target.join("tools");
-    let installed = tools.join("bin").join("cargo-deny");
-    for program in [installed.clone(), PathBuf::from("cargo-deny")] {
-        let version = command::output(&mut workspace.program(&program, "--version"));
-        if version.is_ok_and(|version| version.trim().ends_with(DENY_VERSION)) {
-            return Ok(program);
+impl Pinned {
+    /// Returns the path of the program, and installs it if it is missing.
+    fn install(&self, workspace: &Workspace, target: &Path) -> Result<PathBuf> {
+        let tools = target.join("tools");
+        let installed = tools.join("bin").join(self.name);
+        for program in [installed.clone(), PathBuf::from(self.name)] {
+            let version = command::output(&mut workspace.program(&program, "--version"));
+            let is_it = |line: &str| line.split_whitespace().nth(1) == Some(self.version);
+            if version.is_ok_and(|version| version.lines().next().is_some_and(is_it)) {
+                return Ok(program);
+            }
         }
+        // Unoptimised, because an optimised build takes minutes and saves seconds.
+        let Self {
+            name,
+            version,
+            options,
+        } = self;
+        let mut cargo = workspace.cargo("install --debug --locked");
+        cargo
+            .args([name, "--version", version])
+            .args(options.split_whitespace())
+            .env("CARGO_PROFILE_DEV_DEBUG", "0");
+        // A private target folder, because it shares no artefacts with our own build.
+        let build = tools.join(format!("build-{name}"));
+        cargo
+            .arg("--root")
+            .arg(&tools)
+            .arg("--target-dir")
+            .arg(&build);
+        command::status(&mut cargo)?;
+        std::fs::remove_dir_all(&build)?;
+        Ok(installed)
     }
-    // Unoptimised, because it runs for a second and an optimised build takes minutes.
-    let mut cargo = workspace.cargo("install --debug --locked cargo-deny --version");
-    cargo.arg(DENY_VERSION).env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // A private target folder, because it shares no artefacts with our own build.
-    let build = tools.join("build");
-    cargo
-        .arg("--root")
-        .arg(&tools)
-        .arg("--target-dir")
-        .arg(&build);
-    command::status(&mut cargo)?;
-    std::fs::remove_dir_all(&build)?;
-    Ok(installed)
 }
 
 /// A program, an argument that makes it do nothing, and its Debian package.
 pub(crate) type Needed = (&'static str, &'static str, &'static str);
 
 /// A registry, makers of images and the smallest image, for the tests of images.
-pub(crate) const IMAGES: [Needed; 4] = [
+pub(crate) const IMAGES: [Needed; 5] = [
     ("docker-registry", "--version", "docker-registry"),
     ("skopeo", "--version", "skopeo"),
     ("umoci", "--version", "umoci"),
+    ("mmdebstrap", "--version", "mmdebstrap"),
     ("busybox", "true", "busybox-static"),
 ];
 
@@ -85,6 +113,12 @@ pub(crate) fn programs(workspace: &Workspace, needed: &[Needed]) -> Result {
             .filter(|(program, argument, _)| !there(program, argument));
         lacking.map(|(_, _, package)| *package).collect::<Vec<_>>()
     };
+    if lacking().is_empty() {
+        return Ok(());
+    }
+    // Steps run in parallel, and apt-get fails while another one runs.
+    let turn = File::open(workspace.root())?;
+    turn.lock()?;
     let packages = lacking();
     if packages.is_empty() {
         return Ok(());
