@@ -17,7 +17,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
 pub(crate) use self::servers::serve;
-use self::servers::{LARGE, LARGE_BYTES, Piped, Server, boxd, python, script};
+use self::servers::{LARGE, LARGE_BYTES, Piped, ours, python, script, theirs};
+use crate::boxd;
 use crate::boxes::{bar, rate_bar};
 use crate::process::{self, Process};
 use crate::rounds::Plan;
@@ -80,7 +81,7 @@ impl Pairs {
 
 /// Measures the minimal client with both servers over their fake backends.
 fn bare(rounds: u32) -> Result<()> {
-    let (ours, theirs) = (Server::ours("gateway-websocket")?, Server::theirs()?);
+    let (ours, theirs) = (ours("gateway-websocket")?, theirs()?);
     for (name, action, data) in [
         ("ping", "__ping", json!({})),
         ("exec", "box_exec", client::spec("true")),
@@ -88,9 +89,10 @@ fn bare(rounds: u32) -> Result<()> {
         let mut pairs = Pairs::default();
         for _ in 0..rounds {
             process::runtime()?.block_on(async {
-                let our_rate = client::rate(&ours.url, action, &data, OUR_CALLS, AT_ONCE).await?;
+                let our_rate =
+                    client::rate(ours.address(), action, &data, OUR_CALLS, AT_ONCE).await?;
                 let their_rate =
-                    client::rate(&theirs.url, action, &data, THEIR_CALLS, AT_ONCE).await?;
+                    client::rate(theirs.address(), action, &data, THEIR_CALLS, AT_ONCE).await?;
                 pairs.add(our_rate, their_rate);
                 anyhow::Ok(())
             })?;
@@ -113,11 +115,7 @@ fn bare(rounds: u32) -> Result<()> {
 ///
 /// The results of LangBot's own server are printed for reference.
 fn unmodified_client(rounds: u32) -> Result<()> {
-    let servers = [
-        Server::ours("gateway-websocket")?,
-        Server::ours("trivial")?,
-        Server::theirs()?,
-    ];
+    let servers = [ours("gateway-websocket")?, ours("trivial")?, theirs()?];
     for what in ["ping", "exec"] {
         let (mut alone, mut together) = (Pairs::default(), Pairs::default());
         let (mut theirs_alone, mut theirs_together) = (Vec::new(), Vec::new());
@@ -126,7 +124,7 @@ fn unmodified_client(rounds: u32) -> Result<()> {
             for server in &servers {
                 let output = Command::new(python()?)
                     .arg(script("client.py"))
-                    .args([&server.url, what])
+                    .args([server.address(), what])
                     .output()?;
                 let text = String::from_utf8_lossy(&output.stdout).into_owned();
                 let numbers: Vec<f64> = text
@@ -164,7 +162,7 @@ fn unmodified_client(rounds: u32) -> Result<()> {
 fn our_program() -> Result<(std::path::PathBuf, Vec<OsString>)> {
     let port = free_port()?.to_string();
     let arguments = ["stdio", "--langbot", "--ws-control-port", &port].map(OsString::from);
-    Ok((boxd()?, arguments.into()))
+    Ok((boxd::program()?, arguments.into()))
 }
 
 fn their_program() -> Result<(std::path::PathBuf, Vec<OsString>)> {
@@ -223,18 +221,7 @@ fn start(rounds: u32) -> Result<()> {
 
 /// Returns the memory of a process and its children; shared pages count once.
 fn megabytes(pid: u32) -> Result<f64> {
-    let mut bytes = 0;
-    let mut processes = vec![pid];
-    while let Some(pid) = processes.pop() {
-        bytes += Process::with_pid(pid).proportional_bytes()?;
-        let children =
-            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        processes.extend(
-            children
-                .split_whitespace()
-                .filter_map(|child| child.parse::<u32>().ok()),
-        );
-    }
+    let bytes = Process::with_pid(pid).tree_bytes()?;
     #[allow(clippy::cast_precision_loss, reason = "some megabytes")]
     let megabytes = bytes as f64 / 1e6;
     Ok(megabytes)

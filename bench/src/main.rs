@@ -3,23 +3,34 @@
 //! # Reading order
 //! [`payload`] is the message that every contestant echoes, [`contestant`] the list of contestants, and [`peers`] and
 //! [`ours`] serve and connect each one. [`driver`] loads one client, [`process`] starts servers and reads their
-//! resource use, [`rounds`] runs the contestants in turn, and [`report`] computes ratios and compares them with the
-//! bars. [`boxes`] measures the runtime, [`native`] real boxes, [`plane`] output and files in them, [`network`] their
-//! network, [`stalled`] a server with stalled clients, and [`langbot`] LangBot's clients.
+//! resource use, [`rounds`] runs the contestants in turn, [`pairs`] times two contestants, and [`report`] computes
+//! ratios and compares them with the bars. [`boxes`] measures the runtime, [`native`] real boxes, [`plane`] output and
+//! files in them, [`network`] their network, and [`images`] pulls.
+//!
+//! The others start the real program ([`boxd`]): [`stalled`] measures it with stalled clients ([`http_client`]),
+//! [`langbot`] with LangBot's clients, and [`sdk`] with the SDKs of other protocols; [`packages`] finds their Python
+//! packages.
 
+mod boxd;
 mod boxes;
 mod contestant;
+mod debian;
 mod driver;
+mod http_client;
+mod images;
 mod langbot;
 mod native;
 mod network;
 mod ours;
+mod packages;
+mod pairs;
 mod payload;
 mod peers;
 mod plane;
 mod process;
 mod report;
 mod rounds;
+mod sdk;
 mod stalled;
 mod statistics;
 
@@ -40,18 +51,25 @@ box-bench boxes [--rounds N]
     What runtime and policy add to a bare call, and what a live session costs, as ratios.
 box-bench native [--rounds N] [--only PART,PART]
     Real boxes beside a bare spawn, bubblewrap, runc and Docker, as ratios; 64 at once, a thousand alive; and what
-    an idle box costs. The parts: speed, disk, image, at-once, alive, memory.
+    an idle box costs; boxes of pools, snapshots and forks beside cold boxes. The parts: speed, disk, image, pool, snapshot,
+    fork, at-once, alive, memory.
 box-bench plane [--rounds N] [--only PART,PART]
     What is inside a box over a Unix socket: streams of output, first bytes, builtins of shells, files, commands that
     have ended; as ratios. The parts: streams, first-byte, builtins, files, ended.
 box-bench network [--rounds N]
     The way out of a box beside loopback, a plain relay and a box without a network, as ratios.
+box-bench images [--rounds N]
+    Pulls of a Debian image beside skopeo and umoci, as ratios. Needs root on Debian to make the image.
 box-bench stalled [--rounds N]
     The 99th percentile of a healthy client of boxd among a thousand that stall, beside the same client alone. Needs boxd, built
     beside this program.
 box-bench langbot [--rounds N] [--only PART,PART]
-    LangBot's clients on our runtime and on its own, as ratios. `cargo xtask langbot` installs its packages; boxd is built
+    LangBot's clients on our runtime and on its own, as ratios. `cargo xtask test langbot` installs its packages; boxd is built
     beside this program. The parts: bare, client, start, large, exec.
+box-bench sdk [--rounds N] [--only PART,PART]
+    Our server through the SDKs of other protocols, beside a server that only answers, as ratios. `cargo xtask test SUITE`
+    installs the packages of a suite; boxd is built beside this program. The parts: opensandbox, http, langsmith, aio,
+    e2b.
 box-bench server NAME
     One contestant's server; the benchmark starts it.
 box-bench list
@@ -68,9 +86,12 @@ fn main() -> Result<()> {
         ["plane", options @ ..] => plane::run(&plan(options)?),
         ["network", options @ ..] => network::run(plan(options)?.rounds),
         ["network-client", what, to] => network::client(what, to),
+        ["images", options @ ..] => images::run(plan(options)?.rounds),
         ["stalled", options @ ..] => stalled::run(plan(options)?.rounds),
         ["langbot", options @ ..] => langbot::run(&plan(options)?),
         ["langbot-server", name] => langbot::serve(name),
+        ["sdk", options @ ..] => sdk::run(&plan(options)?),
+        ["sdk-server"] => sdk::serve(),
         ["server", name] => serve(Contestant::named(name)?),
         ["list"] => {
             for contestant in Contestant::all() {

@@ -1,15 +1,22 @@
 //! Real boxes beside a bare spawn of the same program and other isolation tools.
 //!
-//! `engines.rs` has the other tools, `crowd.rs` measures many boxes at once. A round runs all contestants in turn, many
-//! times, so that other load on the machine affects all of them. A ratio compares the medians of one round.
+//! `engines.rs` has the other tools. `crowd.rs` measures many boxes at once, `pool.rs` boxes of a pool, and `snapshots.rs`
+//! snapshots and forks. A round runs all contestants in turn, many times, so that other load on the machine affects all of
+//! them. A ratio compares the medians of one round.
 
 mod crowd;
 mod engines;
+mod pool;
+mod snapshots;
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use box_catalog::Catalog;
+use box_image::{ImportOptions, Limits as ImageLimits, Store};
 use box_protocol::SpecDraft;
 use box_protocol::actions::{AgentStart, AgentStartParams, BoxDeleteParams, BoxExecParams};
 use box_rpc::{Codecs, Limits, Options, Router, Session};
@@ -20,7 +27,10 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use self::engines::{Engines, bubblewrap};
+use self::snapshots::Stored;
 use crate::boxes::bar;
+use crate::debian;
+use crate::pairs::Pairs;
 use crate::process;
 use crate::rounds::Plan;
 use crate::statistics::median;
@@ -38,15 +48,18 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     let parts = plan
         .only
         .as_deref()
-        .unwrap_or("speed,disk,image,at-once,alive,memory");
+        .unwrap_or("speed,disk,image,pool,snapshot,fork,at-once,alive,memory");
     process::runtime()?.block_on(async {
-        let bench = Bench::start().await?;
+        let bench = Bench::start(parts.contains("image")).await?;
         crate::report::heading();
         for part in parts.split(',') {
             match part {
                 "speed" => bench.speed(rounds).await?,
                 "disk" => bench.disk(rounds).await?,
                 "image" => bench.image(rounds).await?,
+                "pool" => bench.pool(rounds).await?,
+                "snapshot" => Stored::start()?.snapshots(rounds).await?,
+                "fork" => Stored::start()?.forks(rounds).await?,
                 "at-once" => bench.at_once(rounds).await?,
                 "alive" => bench.among_many(rounds).await?,
                 "memory" => bench.memory().await?,
@@ -61,40 +74,39 @@ struct Bench {
     engines: Engines,
     backend: NativeBackend,
     runtime: BoxRuntime,
-    _image: tempfile::TempDir,
+    _store: tempfile::TempDir,
+    _catalog: tempfile::TempDir,
 }
 
 /// Name of the image of the benchmark.
 const IMAGE: &str = "bench";
 
-/// Makes an image with the host's `true` and its libraries.
-fn image() -> Result<tempfile::TempDir> {
-    let image = tempfile::tempdir()?;
-    let listed = Command::new("ldd").arg("/bin/true").output()?;
-    let listed = String::from_utf8(listed.stdout)?;
-    let words = listed.split_whitespace();
-    let libraries = words.filter(|word| word.starts_with('/'));
-    for file in libraries.chain(["/bin/true"]) {
-        let target = image.path().join(file.trim_start_matches('/'));
-        std::fs::create_dir_all(target.parent().context("a file has a parent")?)?;
-        std::fs::copy(file, target)?;
-    }
-    for dir in ["etc", "tmp", "var/tmp"] {
-        std::fs::create_dir_all(image.path().join(dir))?;
-    }
-    Ok(image)
+/// Unpacks the Debian image, and returns its directory.
+fn image(store: &Path) -> Result<PathBuf> {
+    let store = Store::open(store, ImageLimits::default())?;
+    let options = ImportOptions {
+        name: Some("debian".parse()?),
+        ..ImportOptions::default()
+    };
+    let image = store.import(&debian::layout()?, &options)?;
+    Ok(store.rootfs(&image.digest).canonicalize()?)
 }
 
 impl Bench {
-    async fn start() -> Result<Self> {
+    async fn start(has_image: bool) -> Result<Self> {
         let mut config = NativeConfig::this_program()?;
         config.cgroup_parent = format!("box-bench-{}", std::process::id());
-        let image = image()?;
-        let path = image.path().canonicalize()?;
-        config.images.insert(IMAGE.into(), ImageRoot::new(path));
+        let store = tempfile::tempdir()?;
+        if has_image {
+            let root = ImageRoot::new(image(store.path())?);
+            config.images.insert(IMAGE.into(), root);
+        }
         let backend = NativeBackend::new(config);
         let mut config = RuntimeConfig::with(backend.clone());
         config.max_boxes = MANY + 10;
+        let catalog = tempfile::tempdir()?;
+        let items = Catalog::open(catalog.path(), box_catalog::Limits::default())?;
+        config.catalog = Some(Arc::new(items));
         let runtime = BoxRuntime::start(config);
         let health = runtime.health().await;
         ensure!(
@@ -107,7 +119,8 @@ impl Bench {
             engines: Engines::start()?,
             backend,
             runtime,
-            _image: image,
+            _store: store,
+            _catalog: catalog,
         })
     }
 
@@ -266,11 +279,54 @@ impl Bench {
         self.beside_a_plain_box(rounds, name, disk, 1.3).await
     }
 
-    /// Compares a cold box on an image to one on the host's directories.
+    /// Compares a cold box on the Debian image to one on the host's directories, and to Docker.
     async fn image(&self, rounds: u32) -> Result<()> {
-        let image = SpecDraft::new("bench").image(IMAGE);
-        let name = "cold box on an image, words, end";
-        self.beside_a_plain_box(rounds, name, image, 1.1).await
+        let image = || SpecDraft::new("bench").image(IMAGE);
+        let name = "cold box on a Debian image, words, end";
+        self.beside_a_plain_box(rounds, name, image(), 1.1).await?;
+        self.warm_image(rounds, image()).await?;
+        if !self.engines.docker {
+            return Ok(());
+        }
+        self.engines.load_debian()?;
+        let mut pairs = Pairs::default();
+        for _ in 0..rounds {
+            for run in 0..RUNS / SELDOM {
+                let begun = Instant::now();
+                let (id, agent) = self.made_from(image()).await?;
+                Self::argv(&agent, run).await?;
+                self.backend.stop(id).await?;
+                pairs.ours(begun);
+                let begun = Instant::now();
+                spawn(&mut self.engines.docker_run_debian())?;
+                pairs.theirs(begun);
+            }
+            pairs.end_round();
+        }
+        pairs.print(name, "docker run of it", 1.0);
+        Ok(())
+    }
+
+    /// Compares a warm exec in a box of an image to one in a box with defaults, in turn.
+    async fn warm_image(&self, rounds: u32, image: SpecDraft) -> Result<()> {
+        let (plain_id, plain) = self.made().await?;
+        let (image_id, image) = self.made_from(image).await?;
+        let mut pairs = Pairs::default();
+        for round in 0..rounds as usize {
+            for run in 0..RUNS {
+                let number = round * RUNS + run;
+                let begun = Instant::now();
+                Self::argv(&image, number).await?;
+                pairs.ours(begun);
+                let begun = Instant::now();
+                Self::argv(&plain, number).await?;
+                pairs.theirs(begun);
+            }
+            pairs.end_round();
+        }
+        pairs.print("warm exec on a Debian image", "on host directories", 1.1);
+        self.backend.stop(plain_id).await?;
+        Ok(self.backend.stop(image_id).await?)
     }
 
     /// Compares a cold box of a spec to one with defaults, in turn.
@@ -287,11 +343,10 @@ impl Bench {
             let (id, _agent) = self.made_from(spec.clone()).await?;
             self.backend.stop(id).await?;
         }
-        let (mut ratios, mut others, mut plains) = (Vec::new(), Vec::new(), Vec::new());
+        let mut pairs = Pairs::default();
         for _ in 0..rounds {
-            let mut times = [Vec::new(), Vec::new()];
             for run in 0..RUNS {
-                for (spec, times) in specs.iter().zip(&mut times) {
+                for (number, spec) in specs.iter().enumerate() {
                     // The server prepares a spare between two boxes.
                     tokio::time::sleep(Duration::from_millis(40)).await;
                     spawn(&mut Command::new("/bin/true"))?;
@@ -299,18 +354,15 @@ impl Bench {
                     let (id, agent) = self.made_from(spec.clone()).await?;
                     Self::argv(&agent, run).await?;
                     self.backend.stop(id).await?;
-                    times.push(begun.elapsed().as_secs_f64() * 1e6);
+                    match number {
+                        0 => pairs.theirs(begun),
+                        _ => pairs.ours(begun),
+                    }
                 }
             }
-            let [mut plain, mut other] = times;
-            let (plain, other) = (median(&mut plain), median(&mut other));
-            ratios.push(other / plain);
-            plains.push(plain);
-            others.push(other);
+            pairs.end_round();
         }
-        let ours = format!("{:.0} us", median(&mut others));
-        let beside = format!("cold box with defaults: {:.0} us", median(&mut plains));
-        bar(name, &ours, &beside, &mut ratios, most, None);
+        pairs.print(name, "cold box with defaults", most);
         Ok(())
     }
 
@@ -386,7 +438,7 @@ const NAMES: [&str; 11] = [
 ];
 
 /// Spawns a command and waits for it.
-fn spawn(command: &mut Command) -> Result<()> {
+pub(crate) fn spawn(command: &mut Command) -> Result<()> {
     let command = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

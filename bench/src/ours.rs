@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use box_rpc::{
-    Action, Call, Caller, Handle, Limits, Never, Options, Peer, Router, RpcError, Session,
+    Action, Call, Caller, Connection, Handle, Limits, Never, Options, Peer, Router, RpcError,
+    Session,
 };
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue, server::Server};
 
@@ -62,11 +63,11 @@ impl Handle<Echo> for Echoer {
     }
 }
 
-fn router() -> Router {
+pub(crate) fn router() -> Router {
     Router::builder(Arc::new(Echoer)).on::<Echo>().build()
 }
 
-fn options() -> Options {
+pub(crate) fn options() -> Options {
     let mut limits = Limits::network();
     limits.in_flight = 4096;
     Options {
@@ -99,7 +100,7 @@ pub(crate) async fn serve(carrier: Carrier) -> Result<()> {
 /// Opens another connection to our server.
 pub(crate) async fn connect(carrier: Carrier, address: &str) -> Result<OurClient> {
     let options = options();
-    let connection = if carrier.is_in_process() {
+    let connection: Box<dyn Connection> = if carrier.is_in_process() {
         let (near, far) = queue::pair(4096);
         let server = Session::start(far, router(), options.clone());
         tokio::spawn(async move { server.closed().await });

@@ -12,8 +12,6 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::contestant::Contestant;
-
 /// Creates a runtime with one thread, to keep the scheduler out of the comparison.
 pub(crate) fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
@@ -52,10 +50,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn start(contestant: Contestant) -> Result<Self> {
+    /// Starts this program with other arguments.
+    pub(crate) fn own(arguments: &[&str]) -> Result<Self> {
         let program = env::current_exe().context("finding the benchmark's own program")?;
-        let mut child = Command::new(program)
-            .args(["server", contestant.name()])
+        let mut command = Command::new(program);
+        command.args(arguments);
+        Self::start(command)
+    }
+
+    /// Starts a program that prints its address.
+    pub(crate) fn start(mut command: Command) -> Result<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -69,8 +74,7 @@ impl Server {
         };
         ensure!(
             !server.address.is_empty(),
-            "the server of {} did not start",
-            contestant.name()
+            "the server did not start: {command:?}"
         );
         Ok(server)
     }
@@ -105,8 +109,8 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Returns the processor time of all threads, in nanoseconds.
-    fn cpu(self) -> Result<Duration> {
+    /// Returns the processor time of all threads, without that of children.
+    pub(crate) fn cpu(self) -> Result<Duration> {
         let mut nanoseconds = 0;
         for thread in fs::read_dir(format!("/proc/{}/task", self.0))? {
             let text = fs::read_to_string(thread?.path().join("schedstat"))?;
@@ -128,6 +132,36 @@ impl Process {
     /// The values of several processes can be added.
     pub(crate) fn proportional_bytes(self) -> Result<u64> {
         self.memory("Pss:")
+    }
+
+    /// Returns the proportional memory of this process and all its descendants.
+    pub(crate) fn tree_bytes(self) -> Result<u64> {
+        let mut bytes = 0;
+        let mut processes = vec![self];
+        while let Some(process) = processes.pop() {
+            match (process.proportional_bytes(), process.children()) {
+                (Ok(own), Ok(children)) => {
+                    bytes += own;
+                    processes.extend(children);
+                }
+                // A descendant may end meanwhile.
+                _ if process.0 != self.0 => {}
+                (Err(error), _) | (_, Err(error)) => return Err(error),
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Returns the children of all threads.
+    fn children(self) -> Result<Vec<Self>> {
+        let mut children = Vec::new();
+        for thread in fs::read_dir(format!("/proc/{}/task", self.0))? {
+            // A thread may end meanwhile.
+            let text = fs::read_to_string(thread?.path().join("children")).unwrap_or_default();
+            let pids = text.split_whitespace().filter_map(|pid| pid.parse().ok());
+            children.extend(pids.map(Self));
+        }
+        Ok(children)
     }
 
     fn memory(self, name: &str) -> Result<u64> {

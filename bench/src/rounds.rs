@@ -161,7 +161,7 @@ fn with_server<T>(
     let server = if contestant.is_in_process() {
         None
     } else {
-        Some(Server::start(contestant)?)
+        Some(Server::own(&["server", contestant.name()])?)
     };
     let address = server.as_ref().map_or("", Server::address);
     let process = server.as_ref().map(Server::process);

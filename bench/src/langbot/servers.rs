@@ -2,7 +2,6 @@
 //!
 //! The gateway uses the fake backend. The minimal server does the least work that can answer LangBot's client.
 
-use std::env;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -20,7 +19,8 @@ use box_transports::server::Server as Listening;
 use box_transports::{Endpoint, ListenOptions, stdio};
 use serde_json::Value;
 
-use crate::process;
+use crate::packages;
+use crate::process::{self, Server};
 
 /// The instance name of every client in the benchmark.
 pub(super) const INSTANCE: &str = "bench";
@@ -118,80 +118,24 @@ async fn trivial(connection: Box<dyn box_rpc::Connection>) {
 
 /// Returns the Python interpreter with LangBot's packages.
 pub(super) fn python() -> Result<PathBuf> {
-    let named = env::var_os("LANGBOT_PYTHON").map(PathBuf::from);
-    let program = named.unwrap_or_else(|| {
-        let own = env::current_exe().unwrap_or_default();
-        let target = own.ancestors().nth(2).unwrap_or(Path::new("target"));
-        target.join("tools/langbot-0.7.18/bin/python")
-    });
-    ensure!(
-        program.is_file(),
-        "LangBot's packages are not there: `cargo xtask langbot` installs them, LANGBOT_PYTHON names another Python"
-    );
-    Ok(program)
+    packages::python("langbot", "0.7.18")
 }
 
-/// Returns the path of a script beside this crate.
+/// Returns the path of a script.
 pub(super) fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("langbot")
-        .join(name)
+    packages::script("langbot", name)
 }
 
-/// Returns the path of `boxd`.
-///
-/// `BOXD` names it, as `cargo xtask bench langbot` does with the release binary. Otherwise it is the binary that was
-/// built with the profile of this one.
-pub(super) fn boxd() -> Result<PathBuf> {
-    let program = match env::var_os("BOXD") {
-        Some(program) => PathBuf::from(program),
-        None => env::current_exe()?.with_file_name("boxd"),
-    };
-    ensure!(
-        program.is_file(),
-        "boxd is not built: cargo build --profile measured --package boxd"
-    );
-    Ok(program)
+/// Starts one of our servers.
+pub(super) fn ours(name: &str) -> Result<Server> {
+    Server::own(&["langbot-server", name])
 }
 
-/// A server that prints its address.
-pub(super) struct Server {
-    child: Child,
-    pub(super) url: String,
-}
-
-impl Server {
-    pub(super) fn ours(name: &str) -> Result<Self> {
-        let mut command = Command::new(env::current_exe()?);
-        command.args(["langbot-server", name]);
-        Self::start(command)
-    }
-
-    pub(super) fn theirs() -> Result<Self> {
-        let mut command = Command::new(python()?);
-        command.arg(script("server.py")).arg("websocket");
-        Self::start(command)
-    }
-
-    fn start(mut command: Command) -> Result<Self> {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let stdout = child.stdout.take().context("no output")?;
-        let mut url = String::new();
-        BufReader::new(stdout).read_line(&mut url)?;
-        ensure!(url.starts_with("ws://"), "the server did not start");
-        let url = url.trim().to_owned();
-        Ok(Self { child, url })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts LangBot's server.
+pub(super) fn theirs() -> Result<Server> {
+    let mut command = Command::new(python()?);
+    command.arg(script("server.py")).arg("websocket");
+    Server::start(command)
 }
 
 /// A server on pipes.

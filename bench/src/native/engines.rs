@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::spawn;
+use crate::debian;
 
 /// How long Docker's daemon may take to start.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -66,6 +67,19 @@ impl Engines {
     /// Returns `docker exec` of `/bin/true` in a running container.
     pub(super) fn docker_exec(&self) -> Command {
         self.docker("exec warm /bin/true")
+    }
+
+    /// Gives Docker the Debian image.
+    pub(super) fn load_debian(&self) -> Result<()> {
+        let archive = self.folder.join("debian.tar");
+        debian::docker_archive(&archive, "debian:v1")?;
+        spawn(self.docker("load -i").arg(&archive))?;
+        spawn(&mut self.docker_run_debian())
+    }
+
+    /// Returns `docker run` of `/bin/true` in the Debian image.
+    pub(super) fn docker_run_debian(&self) -> Command {
+        self.docker("run --rm --network none debian:v1 /bin/true")
     }
 
     fn docker(&self, words: &str) -> Command {
