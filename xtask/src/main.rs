@@ -4,7 +4,8 @@
 //! [`checks`] lists the steps that CI runs, [`areas`] the parts that a developer runs alone, and [`beside`] runs a step
 //! in parallel. [`command`] starts programs, [`counts`] reads the reports of test runners, [`manifest`] asks cargo
 //! about the workspace, and [`tools`] installs missing tools. [`hygiene`], [`unused`], [`builds`], [`guest`],
-//! [`sdk`] (with its [`suites`]) and [`fuzz`] are single steps. [`schema`] writes the committed schema of the contract.
+//! [`sdk`] (with its [`suites`] and the [`python`] of each) and [`fuzz`] are single steps. [`schema`] writes the committed
+//! schema of the contract.
 
 mod areas;
 mod beside;
@@ -17,6 +18,7 @@ mod guest;
 mod hygiene;
 mod manifest;
 mod picture;
+mod python;
 mod release;
 mod schema;
 mod sdk;

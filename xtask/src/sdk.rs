@@ -11,6 +11,7 @@ use crate::{
     Result,
     command::{self, Workspace},
     counts::{Counts, Runner},
+    python,
     suites::{Environment, SUITES, Suite},
 };
 
@@ -92,7 +93,7 @@ impl Suite {
         let folder = self.install(workspace, target, with)?;
         let mut pytest = workspace.program(python_in(&folder), "-B -m pytest -q");
         let ran = pytest
-            .arg(format!("tests/sdk/{}", self.name))
+            .arg(format!("tests/sdk/{}/{}", self.name, with.file))
             .env("BOXD", target.join("debug").join("boxd"))
             .env("NODE_PATH", folder.join("node_modules"))
             .output()?;
@@ -118,12 +119,16 @@ impl Suite {
         let (packages, bare) = (with.packages, with.without_dependencies);
         let node = with.node_packages;
         let wanted = fs::read_to_string(&requirements)?;
-        let wanted = format!("{packages} {bare} {node}\n{wanted}");
+        let wanted = format!("{packages} {bare} {node}\n{wanted}{}", with.python);
         let stamp = folder.join("installed");
         if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
             return Ok(folder);
         }
-        let mut make = workspace.program("python3", "-m venv --clear");
+        let interpreter = match with.python {
+            "" => PathBuf::from("python3"),
+            version => python::find(workspace, version)?,
+        };
+        let mut make = workspace.program(interpreter, "-m venv --clear");
         command::status(make.arg(&folder))?;
         let pip = |arguments: &str| {
             let arguments =

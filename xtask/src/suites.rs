@@ -16,6 +16,10 @@ pub(crate) struct Environment {
     pub(crate) without_dependencies: &'static str,
     /// Packages of Node, which the tests find in the folder `NODE_PATH`.
     pub(crate) node_packages: &'static str,
+    /// The oldest Python that the packages accept; empty if `python3` of the machine is enough.
+    pub(crate) python: &'static str,
+    /// The only file of the suite to run; empty for all files that the packages are enough for.
+    pub(crate) file: &'static str,
 }
 
 impl Environment {
@@ -25,6 +29,8 @@ impl Environment {
             packages,
             without_dependencies: "",
             node_packages: "",
+            python: "",
+            file: "",
         }
     }
 
@@ -35,6 +41,16 @@ impl Environment {
 
     const fn node(mut self, packages: &'static str) -> Self {
         self.node_packages = packages;
+        self
+    }
+
+    const fn python(mut self, version: &'static str) -> Self {
+        self.python = version;
+        self
+    }
+
+    const fn only(mut self, file: &'static str) -> Self {
+        self.file = file;
         self
     }
 }
@@ -63,7 +79,8 @@ const LANGBOT: Suite = Suite {
     ],
 };
 
-/// E2B's SDKs: the newest with its code interpreter and the packages of npm, and older ones in use.
+/// E2B's SDKs: the newest with its code interpreter and the packages of npm, and older ones in use; `inspect_ai` needs
+/// a newer Python than they do.
 const E2B: Suite = Suite {
     name: "e2b",
     environments: &[
@@ -76,6 +93,12 @@ const E2B: Suite = Suite {
         Environment::new("2.48.0", "e2b==2.48.0"),
         Environment::new("2.20.0", "e2b==2.20.0"),
         Environment::new("2.10.0", "e2b==2.10.0"),
+        Environment::new(
+            "inspect-0.6.1",
+            "inspect-sandboxes==0.6.1 inspect_ai==0.3.285 e2b==2.63.0",
+        )
+        .python("3.12")
+        .only("test_inspect.py"),
     ],
 };
 

@@ -15,11 +15,12 @@ import pytest
 from program import Program, environment, free_port, numbers  # noqa: F401
 from registry import image  # noqa: F401
 
-# Environments with older versions have neither the code interpreter nor the SDK of npm.
+# Environments with older versions have neither the code interpreter nor the SDK of npm; `inspect_ai` has its own.
 MODULES = {
     "test_agents.py": "agents",
     "test_code.py": "e2b_code_interpreter",
     "test_domain.py": "e2b_code_interpreter",
+    "test_inspect.py": "inspect_sandboxes",
     "test_langchain.py": "langchain_e2b",
     "test_results.py": "e2b_code_interpreter",
     "test_smolagents.py": "smolagents",
