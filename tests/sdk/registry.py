@@ -10,11 +10,11 @@ import re
 import shutil
 import subprocess
 import tarfile
-import time
 
 import httpx
 import pytest
 from program import free_port
+from waiting import eventually
 
 PROGRAMS = "bash cat chmod cp dirname gzip id ls mkdir mktemp mv rm sh sleep stat tar touch"
 
@@ -35,10 +35,7 @@ class Registry:
             arguments = ["docker-registry", "serve", folder / "config.yml"]
             self.process = subprocess.Popen(arguments, stdout=log, stderr=log)
         self.client = httpx.Client(base_url=f"http://localhost:{self.port}")
-        end = time.monotonic() + 120
-        while not self.answers():
-            assert time.monotonic() < end, "the registry does not answer"
-            time.sleep(0.05)
+        eventually(self.answers, "the registry answers")
 
     def answers(self) -> bool:
         assert self.process.poll() is None, "the registry ended"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 
 import pytest
@@ -75,12 +74,3 @@ def sandbox(box_url) -> Sandbox:
 def run(client, command: str, **options):
     """Runs a command and returns its result."""
     return client.shell.exec_command(command=command, **options).data
-
-
-def eventually(condition, limit: float = 120):
-    """Waits for a condition, with a limit that suits a busy machine."""
-    end = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.05)
-    return found

@@ -2,7 +2,7 @@
 
 import pytest
 from agent_sandbox.core.api_error import ApiError
-from conftest import eventually
+from waiting import eventually
 
 
 def test_streams_are_separate_and_the_environment_is_of_one_command(client):

@@ -8,7 +8,8 @@ import pytest
 import requests
 from agent_sandbox import Sandbox
 from agent_sandbox.core.api_error import ApiError
-from conftest import eventually, run
+from conftest import run
+from waiting import eventually
 from websockets.sync.client import connect
 
 

@@ -10,8 +10,9 @@ import pytest
 import requests
 from agent_sandbox import Sandbox
 from agent_sandbox.core.api_error import ApiError
-from conftest import Provisioner, base, eventually, run
+from conftest import Provisioner, base, run
 from program import BOXD, environment
+from waiting import eventually
 
 
 def test_sessions_have_no_limit_of_ten_and_none_is_evicted(sandbox):

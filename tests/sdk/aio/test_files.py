@@ -6,7 +6,8 @@ import threading
 import pytest
 import requests
 from agent_sandbox.core.api_error import ApiError
-from conftest import eventually, run
+from conftest import run
+from waiting import eventually
 
 HOME = "/home/gem"
 

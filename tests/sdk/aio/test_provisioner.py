@@ -10,8 +10,9 @@ import pytest
 import requests
 from agent_sandbox import Sandbox
 from agent_sandbox.core.api_error import ApiError
-from conftest import Provisioner, base, eventually, run
+from conftest import Provisioner, base, run
 from program import BOXD, Program, environment
+from waiting import eventually
 
 TOKEN = "a-token-of-the-server-0123456789abcdef"
 OTHER = "another-token-of-this-server-0123456789ab"

@@ -6,7 +6,8 @@ import uuid
 import pytest
 import requests
 from agent_sandbox.core.api_error import ApiError
-from conftest import eventually, run
+from conftest import run
+from waiting import eventually
 
 
 def test_a_command_has_output_and_an_exit_code(client):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import time
 import uuid
 
 import pytest
 from conftest import WAIT, encoded, ours, over_socket, over_stdio
 from program import BOXD, environment
+from waiting import eventually
 from websockets.exceptions import InvalidStatus
 
 TOKEN = "ann-token-of-thirty-two-bytes-or-more"
@@ -23,13 +23,6 @@ def url(server, box: str | None = None) -> str:
 @pytest.fixture
 def box() -> str:
     return f"box-{uuid.uuid4().hex[:12]}"
-
-
-def eventually(condition) -> None:
-    until = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < until, "the condition is never met"
-        time.sleep(0.1)
 
 
 def running(peer, mark: str) -> bool:

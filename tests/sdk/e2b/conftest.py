@@ -8,7 +8,6 @@ import inspect
 import os
 import pathlib
 import subprocess
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -82,17 +81,6 @@ def sandbox(server):
     sandbox = Sandbox.create(timeout=600)
     yield sandbox
     sandbox.kill()
-
-
-def eventually(condition, limit: float = 120):
-    """Waits for a condition, with a limit that suits a busy machine, and returns its value."""
-    end = time.monotonic() + limit
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.05)
 
 
 def version() -> tuple[int, ...]:

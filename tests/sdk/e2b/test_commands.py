@@ -4,11 +4,12 @@ import time
 
 import httpx
 import pytest
-from conftest import eventually, needs, version
+from conftest import needs, version
 from e2b import Sandbox
 from e2b.exceptions import InvalidArgumentException, NotFoundException, SandboxException, TimeoutException
 from e2b.sandbox.commands.command_handle import CommandExitException, PtySize
 from test_sandbox import stdin_option
+from waiting import eventually
 
 
 def test_output_exit_code_and_environment(sandbox):

@@ -5,9 +5,10 @@ import io
 
 import httpx
 import pytest
-from conftest import eventually, needs
+from conftest import needs
 from e2b import FileType, NotFoundException
 from e2b.exceptions import InvalidArgumentException, NotEnoughSpaceException, SandboxException
+from waiting import eventually
 
 
 def test_text_and_bytes(sandbox):

@@ -1,8 +1,9 @@
 """Ports of sandboxes by their host names, as a browser or a proxy in front of the server asks for them."""
 
 import httpx
-from conftest import TOKEN, eventually, needs
+from conftest import TOKEN, needs
 from e2b import Sandbox
+from waiting import eventually
 
 
 def serving(sandbox) -> None:

@@ -8,10 +8,11 @@ import time
 
 import httpx
 import pytest
-from conftest import OTHER, TOKEN, eventually, needs
+from conftest import OTHER, TOKEN, needs
 from e2b import Sandbox
 from e2b.exceptions import AuthenticationException, NotFoundException, SandboxException, TimeoutException
 from program import BOXD
+from waiting import eventually
 
 
 def test_a_sandbox_is_created_used_and_killed(server):

@@ -4,9 +4,10 @@ import os
 
 import httpx
 import pytest
-from conftest import TOKEN, eventually, has, needs
+from conftest import TOKEN, has, needs
 from e2b import Sandbox, Template
 from e2b.exceptions import BuildException, SandboxException
+from waiting import eventually
 
 
 def test_a_template_is_built_from_steps(server, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from langbot_plugin.runtime.io.controllers.stdio.client import StdioClientContro
 from langbot_plugin.runtime.io.controllers.ws.client import WebSocketClientController
 from langbot_plugin.runtime.io.handler import Handler
 from program import BOXD, Program, environment, free_port, numbers
+from waiting import eventually_async
 
 TOKEN = "a-secret-of-langbot-and-its-runtime-0123456789"
 INSTANCE = "inst-0001"
@@ -138,19 +139,11 @@ async def client(request, tmp_path):
         yield client
 
 
-async def eventually(condition, limit: float = 120) -> None:
-    """Waits for a condition, with a limit that suits a busy machine."""
-    end = asyncio.get_running_loop().time() + limit
-    while not await condition():
-        assert asyncio.get_running_loop().time() < end, "not in time"
-        await asyncio.sleep(0.05)
-
-
 async def exists(path: pathlib.Path) -> None:
     async def is_file() -> bool:
         return path.exists()
 
-    await eventually(is_file)
+    await eventually_async(is_file)
 
 
 def spec(**members) -> BoxSpec:

@@ -8,9 +8,10 @@ import urllib.request
 
 import pytest
 import websockets
-from conftest import BOXD, INSTANCE, TOKEN, Server, connected, environment, eventually, free_port, spec, stdio, websocket
+from conftest import BOXD, INSTANCE, TOKEN, Server, connected, environment, free_port, spec, stdio, websocket
 from langbot_plugin.box.errors import BoxError
 from langbot_plugin.entities.io.actions.enums import CommonAction
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -191,7 +192,7 @@ async def test_sessions_and_processes_outlive_a_killed_server(own_server, contex
         async def is_listed() -> bool:
             return (await client.get_status(action_context=context))["managed_processes"] == 1
 
-        await eventually(is_listed)
+        await eventually_async(is_listed)
 
 
 async def test_an_older_placement_is_known_by_its_boxes_after_a_restart(own_server, context):

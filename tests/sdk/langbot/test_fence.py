@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 import websockets
-from conftest import INSTANCE, connected, eventually, exists, spec, websocket
+from conftest import INSTANCE, connected, exists, spec, websocket
 from langbot_plugin.box.errors import BoxError
 from langbot_plugin.box.models import BoxManagedProcessSpec
 from langbot_plugin.entities.io.context import ActionContext
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -66,7 +67,7 @@ async def test_a_session_created_by_a_stale_placement_is_deleted(server, context
             status = await client.get_status(action_context=newer(context, 12))
             return (status["active_sessions"], status["capacity"]["used"]) == (0, 0)
 
-        await eventually(none_left)
+        await eventually_async(none_left)
         assert await client.get_sessions(action_context=newer(context, 12)) == []
 
 

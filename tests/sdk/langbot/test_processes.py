@@ -8,10 +8,11 @@ import textwrap
 
 import pytest
 import websockets
-from conftest import TOKEN, connected, eventually, spec, stdio, websocket
+from conftest import TOKEN, connected, spec, stdio, websocket
 from langbot_plugin.box.errors import BoxManagedProcessNotFoundError
 from langbot_plugin.box.models import BoxManagedProcessSpec, BoxManagedProcessStatus
 from langbot_plugin.box.tenancy import namespace_session_id
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -88,7 +89,7 @@ async def test_processes_start_are_listed_and_stop(client, context):
         info = await client.get_managed_process("s1", "a", action_context=context)
         return ended.status == BoxManagedProcessStatus.EXITED and bool(info.stderr_preview)
 
-    await eventually(both_listed)
+    await eventually_async(both_listed)
     assert (ended.status, ended.exit_code) == (BoxManagedProcessStatus.EXITED, 7)
     assert ended.exited_at is not None
     assert info.stderr_preview == "oops"

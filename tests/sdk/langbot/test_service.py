@@ -8,10 +8,11 @@ import textwrap
 import types
 
 import pytest
-from conftest import BOXD, INSTANCE, TOKEN, eventually, free_port
+from conftest import BOXD, INSTANCE, TOKEN, free_port
 from langbot.pkg.api.http.context import ExecutionContext
 from langbot.pkg.box.service import BoxService
 from langbot_plugin.box.errors import BoxValidationError
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -120,7 +121,7 @@ async def test_the_service_reconnects_after_the_server_was_killed(own_server, la
         async def connected_again() -> bool:
             return service.available and service._runtime_connector._handler not in (None, before)
 
-        await eventually(connected_again)
+        await eventually_async(connected_again)
         result = await service.execute_in_context(here, {"cmd": "cat /workspace/f", "session_id": "s"})
         assert result.stdout == "kept"
     finally:

@@ -123,15 +123,6 @@ def check_offsets(output: list, stdout: int = 0, stderr: int = 0) -> None:
         expected[chunk.stream] += len(chunk.data.encode())
 
 
-async def eventually(condition, limit: float = 120):
-    """Waits for a condition and returns its value, with a limit that suits a busy machine."""
-    end = asyncio.get_running_loop().time() + limit
-    while not (value := await condition()):
-        assert asyncio.get_running_loop().time() < end, "not in time"
-        await asyncio.sleep(0.05)
-    return value
-
-
 @pytest_asyncio.fixture(params=["sync", "async"])
 async def client(request, server):
     """Both clients of the SDK."""

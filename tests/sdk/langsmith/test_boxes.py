@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from conftest import HAS_TEMPLATES, OTHER_TOKEN, TOKEN, call, create, eventually, new_name, request
+from conftest import HAS_TEMPLATES, OTHER_TOKEN, TOKEN, call, create, new_name, request
 from langsmith.sandbox import (
     ResourceNameConflictError,
     ResourceNotFoundError,
@@ -21,6 +21,7 @@ from langsmith.sandbox import (
     SandboxNotReadyError,
 )
 from program import free_port, numbers
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -156,12 +157,12 @@ async def test_a_failed_box_is_not_ready(client):
     async def found() -> int | None:
         return init()
 
-    os.kill(await eventually(found), signal.SIGKILL)
+    os.kill(await eventually_async(found), signal.SIGKILL)
 
     async def has_failed() -> bool:
         return (await call(client.get_sandbox_status, box.name)).status == "failed"
 
-    await eventually(has_failed)
+    await eventually_async(has_failed)
     begun = time.monotonic()
     with pytest.raises(SandboxNotReadyError):
         await call(box.read, "/etc/hostname")

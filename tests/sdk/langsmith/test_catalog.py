@@ -5,7 +5,7 @@ import subprocess
 
 import httpx
 import pytest
-from conftest import OTHER_TOKEN, TOKEN, call, create, eventually, new_name, request
+from conftest import OTHER_TOKEN, TOKEN, call, create, new_name, request
 from langsmith.sandbox import (
     QuotaExceededError,
     ResourceAlreadyExistsError,
@@ -20,6 +20,7 @@ from langsmith.sandbox import (
     VolumeMountSpec,
 )
 from program import BOXD, environment
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -201,7 +202,7 @@ async def test_the_box_of_a_client_that_leaves_is_deleted(server, client):
     async def is_gone() -> bool:
         return name not in [box.name for box in await call(client.list_sandboxes)]
 
-    await eventually(is_gone)
+    await eventually_async(is_gone)
     again = await create(client, name=name)
     await call(client.delete_sandbox, again.name)
     await call(client.delete_template, template)
@@ -325,5 +326,5 @@ async def test_a_box_that_is_not_ready_in_time_is_a_timeout(client):
     async def is_gone() -> bool:
         return template not in [box.template_name for box in await call(client.list_sandboxes)]
 
-    await eventually(is_gone)
+    await eventually_async(is_gone)
     await call(client.delete_template, template)

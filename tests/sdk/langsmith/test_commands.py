@@ -9,8 +9,9 @@ import time
 import httpx
 import pytest
 import websockets
-from conftest import TOKEN, call, check_offsets, chunks, create, eventually, first, leave, result, text_of
+from conftest import TOKEN, call, check_offsets, chunks, create, first, leave, result, text_of
 from langsmith.sandbox import CommandTimeoutError, SandboxClientError, SandboxOperationError
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -107,7 +108,7 @@ async def test_a_timeout_ends_the_command_and_its_children(box):
             "cat /proc", ""
         )
 
-    await eventually(is_gone)
+    await eventually_async(is_gone)
 
 
 async def test_a_background_child_does_not_hold_the_end(box):
@@ -243,7 +244,7 @@ async def test_a_command_ends_when_its_last_client_leaves(box):
         listed = await call(box.run, "cat /proc/[0-9]*/comm 2>/dev/null | grep -c '^sleep$' || true")
         return listed.stdout == "0\n"
 
-    await eventually(is_gone)
+    await eventually_async(is_gone)
     assert (await result(await call(box.reconnect, handle.command_id))).exit_code == 137
 
 
@@ -275,7 +276,7 @@ async def test_a_session_expires(box):
             return True
         return False
 
-    await eventually(is_expired)
+    await eventually_async(is_expired)
 
 
 @pytest.mark.parametrize("first", ['{"type": "dance"}', "[]", "no json", '{"type": "reconnect"}', '{"type": "execute", "command": 7}'])

@@ -4,9 +4,10 @@ import asyncio
 import inspect
 
 import pytest
-from conftest import TOKEN, call, eventually, new_name, request
+from conftest import TOKEN, call, new_name, request
 from langsmith._client import AsyncLangsmith, Langsmith
 from langsmith._exceptions import NotFoundError, UnprocessableEntityError
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -37,7 +38,7 @@ async def test_a_box_is_created_listed_changed_and_deleted(sandboxes):
     async def is_ready() -> bool:
         return (await call(boxes.get_status, name + "-b")).status == "ready"
 
-    await eventually(is_ready)
+    await eventually_async(is_ready)
     await call(boxes.delete, name + "-b")
     with pytest.raises(NotFoundError):
         await call(boxes.retrieve, name + "-b")
@@ -78,7 +79,7 @@ async def test_snapshots_links_and_service_urls(sandboxes):
     async def is_ready() -> bool:
         return (await call(sandboxes.snapshots.retrieve, made.id)).status == "ready"
 
-    await eventually(is_ready)
+    await eventually_async(is_ready)
     by_name = await call(sandboxes.snapshots.retrieve_by_name, name)
     assert by_name.name == name and [(tag.tag, tag.snapshot_id) for tag in by_name.tags] == [("v1", made.id)]
     with pytest.raises(UnprocessableEntityError):

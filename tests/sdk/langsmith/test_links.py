@@ -5,8 +5,9 @@ import datetime
 
 import httpx
 import pytest
-from conftest import call, create, eventually
+from conftest import call, create
 from langsmith.sandbox import ResourceNotFoundError, ValidationError
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -19,7 +20,7 @@ async def web_server(box) -> None:
         probe = await call(box.run, "(exec 3<>/dev/tcp/127.0.0.1/8123) 2>/dev/null && echo up || true")
         return probe.stdout == "up\n"
 
-    await eventually(listens)
+    await eventually_async(listens)
 
 
 async def test_a_service_answers_through_its_url(client, box):
@@ -102,7 +103,7 @@ async def test_urls_live_as_long_as_their_box(own_server):
     async def answers() -> bool:
         return await statuses() == (200, 200)
 
-    await eventually(answers)
+    await eventually_async(answers)
     await call(client.delete_sandbox, box.name)
     assert await statuses() == (401, 401)
     await web_server(await create(client, name="kept"))

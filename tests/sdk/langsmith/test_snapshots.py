@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from conftest import OTHER_TOKEN, call, create, eventually, first, new_name, request, result
+from conftest import OTHER_TOKEN, call, create, first, new_name, request, result
 from langsmith.sandbox import (
     ResourceCreationError,
     ResourceNotFoundError,
@@ -11,6 +11,7 @@ from langsmith.sandbox import (
     SandboxOperationError,
     ValidationError,
 )
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -227,12 +228,12 @@ async def test_lifetimes_end_boxes(server, client):
         made = await request(server, "POST", "/boxes", json={"name": names[key], **lifetime})
         assert made.status_code == 201, made.text
     for key in ("ttl", "stopped"):
-        await eventually(lambda: is_gone(client, names[key]))
+        await eventually_async(lambda: is_gone(client, names[key]))
 
     async def is_stopped() -> bool:
         return (await call(client.get_sandbox, names["idle"])).status == "stopped"
 
-    await eventually(is_stopped)
+    await eventually_async(is_stopped)
     await call(client.delete_sandbox, names["idle"])
 
 

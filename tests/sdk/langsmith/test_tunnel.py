@@ -6,13 +6,14 @@ import os
 import socket
 
 import pytest
-from conftest import call, eventually
+from conftest import call
 from program import free_port
 
 pytestmark = pytest.mark.asyncio
 
 ECHO = """
 import socketserver
+from waiting import eventually_async
 class Echo(socketserver.BaseRequestHandler):
     def handle(self):
         while data := self.request.recv(65536):
@@ -32,7 +33,7 @@ async def echo_server(box) -> None:
         probe = await call(box.run, "(exec 3<>/dev/tcp/127.0.0.1/7007) 2>/dev/null && echo up || true")
         return probe.stdout == "up\n"
 
-    await eventually(listens)
+    await eventually_async(listens)
 
 
 def exchange(port: int, content: bytes) -> bytes:
@@ -96,7 +97,7 @@ async def test_too_many_connections_leave_the_others_alone(box):
 
     try:
         await asyncio.to_thread(use)
-        await eventually(has_room)
+        await eventually_async(has_room)
     finally:
         for connection in connections:
             connection.close()

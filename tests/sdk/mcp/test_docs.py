@@ -8,6 +8,7 @@ import subprocess
 import time
 
 from conftest import TOKENS
+from waiting import eventually
 
 WIRE = pathlib.Path(__file__).parents[3] / "docs" / "wire.md"
 
@@ -25,14 +26,6 @@ def test_the_curl_lines_of_the_documentation_work(server):
     chunks = [line["chunk"] for line in lines if "chunk" in line]
     assert "".join(chunk["text"]["data"] for chunk in chunks if "text" in chunk) == "1\n2\n3\n"
     assert lines[-1]["result"] == {"deleted": "curl"}
-
-
-def eventually(condition, what: str) -> None:
-    for _ in range(300):
-        if condition():
-            return
-        time.sleep(0.2)
-    raise AssertionError(what)
 
 
 def curl(server, *options: str) -> str:

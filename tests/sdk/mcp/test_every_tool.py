@@ -1,7 +1,7 @@
 """The official clients of Python call every tool over both transports."""
 
 import pytest
-from test_tools import eventually
+from waiting import eventually_async
 
 
 @pytest.mark.asyncio
@@ -18,7 +18,7 @@ async def test_every_tool_of_the_list_can_be_called(tools):
     async def echoed():
         return "typed" in (await call("read_output", command=command, **{"from": 0}))["output"]
 
-    await eventually(echoed, "the input comes back")
+    await eventually_async(echoed, "the input comes back")
     assert not (await call("stop", command=command))["running"]
     assert "42" in (await call("run_code", code="6 * 7"))["values"]
     await call("write_file", path="a.txt", content="one two")

@@ -14,6 +14,7 @@ import pytest
 
 from conftest import MODES, TOKENS, over_stdio
 from program import BOXD, environment
+from waiting import eventually_async
 
 # One red pixel.
 PIXEL = (
@@ -24,15 +25,6 @@ ALL = {
     "run", "read_output", "send_input", "stop", "run_code", "read_file", "write_file", "edit_file", "find_files",
     "search_files", "list_files", "create_box", "list_boxes", "delete_box", "fork", "checkpoint", "rollback", "share_port",
 }
-
-
-async def eventually(condition, what: str):
-    """Waits until a condition holds."""
-    for _ in range(600):
-        if found := await condition():
-            return found
-        await asyncio.sleep(0.2)
-    raise AssertionError(what)
 
 
 @pytest.mark.asyncio
@@ -102,7 +94,7 @@ async def test_a_long_command_goes_on_and_takes_input(tools):
         return read["output"] == "got first\n" and read["running"]
 
     assert sent["command"] == command
-    await eventually(got, "the first line arrives")
+    await eventually_async(got, "the first line arrives")
     await tools.call("send_input", command=command, text="second", close=True)
     read = await tools.call("read_output", command=command, **{"from": len("got first\n")}, wait_s=60)
     assert read["output"] == "second" and read["exit_code"] == 0
@@ -111,7 +103,7 @@ async def test_a_long_command_goes_on_and_takes_input(tools):
     async def asked():
         return (await tools.call("read_output", command=ran["command"]))["output"] == "password: "
 
-    await eventually(asked, "the prompt arrives")
+    await eventually_async(asked, "the prompt arrives")
     sent = await tools.call("send_input", command=ran["command"], text="s\n", **{"from": 0})
     assert sent["from"] == 0 and sent["output"].startswith("password: ")
     ran = await tools.call("run", command="sleep 1000 & sleep 1000", wait_s=0)
@@ -188,7 +180,7 @@ async def check_cancellation(tools):
         async def both():
             return "No such file" not in await beats()
 
-        await eventually(both, "both processes run")
+        await eventually_async(both, "both processes run")
 
     await tools.call("run", command="rm -f one other")
     await tools.cancelled("run", started, command=beat, wait_s=600)
@@ -198,7 +190,7 @@ async def check_cancellation(tools):
         await asyncio.sleep(2)
         return before == await beats()
 
-    await eventually(still, "both processes are gone")
+    await eventually_async(still, "both processes are gone")
 
 
 @pytest.mark.asyncio
@@ -295,7 +287,7 @@ async def test_a_shared_port_opens_without_a_token(server, mode):
                 with await asyncio.to_thread(urllib.request.urlopen, url, timeout=10) as page:
                     return page.read() == b"page\n"
 
-        await eventually(answers, "the port answers")
+        await eventually_async(answers, "the port answers")
         await tools.call("delete_box", box="mcp-ann")
 
 
@@ -329,7 +321,7 @@ async def test_a_client_goes_on_after_kill_9_of_the_server(own_server, mode):
             read = await tools.call("read_output", command=ran["command"])
             return read["running"] and read["output"] == "begun\n"
 
-        await eventually(begun, "the output is not lost")
+        await eventually_async(begun, "the output is not lost")
         await tools.call("stop", command=ran["command"])
 
 
@@ -342,11 +334,11 @@ async def test_a_default_box_that_was_idle_is_new_and_says_so(own_server):
         async def gone():
             return not (await tools.call("list_boxes"))["boxes"]
 
-        await eventually(gone, "the idle box ends")
+        await eventually_async(gone, "the idle box ends")
         text = await tools.refused("read_file", path="note")
         assert text.startswith("not_found") and "the default box is new and empty" in text
         assert "notes" not in await tools.call("run", command="ls")
-        await eventually(gone, "the idle box ends")
+        await eventually_async(gone, "the idle box ends")
         ran = await tools.call("run", command="ls")
         assert "idle for too long" in ran["notes"][0] and ran["notes"][0] in ran["said"]
 
@@ -374,7 +366,7 @@ async def test_boxes_of_stdio_outlast_the_idle_time_of_the_server(own_server, tm
             assert "kept" in names
             return "mcp-ann" not in names
 
-        await eventually(gone, "the idle box ends")
+        await eventually_async(gone, "the idle box ends")
         for tools in (own, temporary, kept):
             assert "1\tone\n" in (await tools.call("read_file", path="note"))["said"]
 

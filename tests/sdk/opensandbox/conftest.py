@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -134,15 +133,6 @@ def execd(server, sandbox):
 
 def texts(messages) -> list[str]:
     return [message.text for message in messages]
-
-
-def eventually(condition, limit: float = 120):
-    """Waits for a condition, with a limit that suits a busy machine; returns its value."""
-    end = time.monotonic() + limit
-    while not (value := condition()):
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.05)
-    return value
 
 
 def seconds(number: float) -> timedelta:

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 from blocking import Blocking
-from conftest import ANN, HOST, created, eventually, managed
+from conftest import ANN, HOST, created, managed
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from opensandbox import (
@@ -30,6 +30,7 @@ from opensandbox.models.execd_sync import ExecutionHandlersSync
 from opensandbox.models.sandboxes import SandboxFilter
 from opensandbox.sync.manager import SandboxManagerSync
 from opensandbox.sync.sandbox import SandboxSync
+from waiting import eventually
 
 HERE = pathlib.Path(__file__).parent
 

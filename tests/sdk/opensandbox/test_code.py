@@ -9,8 +9,9 @@ import pytest
 from blocking import Blocking
 from code_interpreter import CodeInterpreter
 from code_interpreter.sync.code_interpreter import CodeInterpreterSync
-from conftest import eventually, handlers, texts
+from conftest import handlers, texts
 from opensandbox.exceptions import InvalidArgumentException, SandboxApiException, SandboxException
+from waiting import eventually
 
 
 @pytest.fixture(scope="module")

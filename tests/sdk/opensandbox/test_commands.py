@@ -7,10 +7,11 @@ import json
 import time
 
 import pytest
-from conftest import HOST, created, eventually, handlers, seconds, texts
+from conftest import HOST, created, handlers, seconds, texts
 from opensandbox import Sandbox
 from opensandbox.exceptions import InvalidArgumentException, SandboxApiException, SandboxException
 from opensandbox.models.execd import RunCommandOpts
+from waiting import eventually
 
 
 def test_output_is_split_by_stream_and_line(sandbox):

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 
 import httpx
 import pytest
-from conftest import ANN, BOB, HOST, created, eventually, managed, sandboxes, seconds
+from conftest import ANN, BOB, HOST, created, managed, sandboxes, seconds
 from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.execd import RunCommandOpts
 from opensandbox.models.sandboxes import (
@@ -25,6 +25,7 @@ from opensandbox.models.sandboxes import (
 from opensandbox.models.templates import CreateTemplateRequest, TemplateFilter
 from opensandbox.sync.sandbox import SandboxSync
 from program import BOXD, environment
+from waiting import eventually
 
 
 def status_of(error) -> int:

@@ -10,10 +10,11 @@ import uuid
 import httpx
 import pytest
 import websockets.sync.client
-from conftest import ANN, BOB, created, eventually
+from conftest import ANN, BOB, created
 from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.execd import RunCommandOpts
 from opensandbox.models.sandboxes import NetworkPolicy, NetworkRule
+from waiting import eventually
 
 
 def rules(policy: NetworkPolicy) -> set[tuple[str, str]]:
