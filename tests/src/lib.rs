@@ -7,7 +7,6 @@
 //! - [`machine`]: a runtime with real boxes, as every available user.
 //! - [`process`]: the memory of processes.
 //! - [`raw`]: an end of a connection that sends any text.
-//! - [`wait`]: waiting for a condition.
 //! - [`every_transport!`]: runs one test body over all of them.
 
 #![allow(
@@ -25,7 +24,6 @@ pub mod image;
 pub mod machine;
 pub mod process;
 pub mod raw;
-pub mod wait;
 
 /// Runs each named body (an `async fn(Setup)`) over every transport and in both dialects.
 ///

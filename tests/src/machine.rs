@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
-use crate::wait::eventually;
+use box_test_wait::eventually;
 
 /// The ordinary user of tests that run as root.
 pub const ORDINARY_USER: u32 = 65534;

@@ -31,6 +31,7 @@ const AREAS: &[Area] = &[
         "native",
         &["-p box-tests --test native", "-p box-tests --test network"],
     ),
+    ("wait", &["-p box-test-wait"]),
     ("xtask", &["-p xtask"]),
 ];
 

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use box_image::{Digest, ImportOptions, Limits, Store};
+use box_test_wait::blocking::eventually;
 
-use super::support::{Packed, Reply, Scripted, TestImage, eventually, names, noise, reply, tar};
+use super::support::{Packed, Reply, Scripted, TestImage, names, noise, reply, tar};
 
 const RUN: &str = env!("CARGO_BIN_EXE_box-image-run");
 

@@ -10,8 +10,9 @@ use std::process::{Child, Command, Stdio};
 
 use box_image::{Credentials, ExportOptions, ImportOptions, PullOptions, Registry, pull};
 use box_rpc::Code;
+use box_test_wait::blocking::eventually;
 
-use super::support::{TestStore, eventually, noise, options};
+use super::support::{TestStore, noise, options};
 
 /// The password `secret` of the user `box`, hashed by bcrypt.
 const HTPASSWD: &str = "box:$2y$05$/N8FatQvLEXUWdid1XBR4.DqLBNr67XGPjr29qomlBg.rFlA7XnUy\n";

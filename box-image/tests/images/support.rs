@@ -5,9 +5,10 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use box_image::{Digest, Limits, Registry, RegistryOptions, Store};
+use box_test_wait::blocking::eventually;
 use serde_json::{Value, json};
 
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -445,12 +446,4 @@ pub(crate) fn assert_clean_folder(path: &Path, folder: &str) {
     eventually(&format!("{folder} is empty"), || {
         names(path, folder).is_empty()
     });
-}
-
-pub(crate) fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_true() {
-        assert!(start.elapsed() < Duration::from_mins(2), "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

@@ -9,6 +9,7 @@ use box_protocol::{BoxError, Code};
 use box_rpc::{Caller, Options};
 use box_service::connector::{EndpointConnector, InProcess};
 use box_service::{BoxService, Connector, RuntimeClient, ServiceConfig};
+use box_test_wait::eventually;
 use box_transports::reconnecting::ReconnectOptions;
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions};
@@ -57,17 +58,6 @@ impl Connector for CountingConnector {
     fn owns_runtime(&self) -> bool {
         self.inner.owns_runtime()
     }
-}
-
-async fn eventually(mut done: impl FnMut() -> bool) {
-    let wait = async {
-        while !done() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_mins(2), wait)
-        .await
-        .expect("the condition never holds");
 }
 
 async fn run(service: &BoxService) -> Result<(), BoxError> {
@@ -125,7 +115,10 @@ async fn dispose_returns_at_once_and_shuts_an_owned_runtime_down() {
     service.initialize().await.unwrap();
     service.dispose();
     assert_eq!(runtime.record().shutdowns, 0);
-    eventually(|| connector.counts() == (1, 1)).await;
+    eventually("the connector is disposed", async || {
+        connector.counts() == (1, 1)
+    })
+    .await;
     assert_eq!(runtime.record().shutdowns, 1);
     let error = run(&service).await.unwrap_err();
     assert_eq!(
@@ -143,7 +136,7 @@ async fn dispose_leaves_an_external_runtime_running() {
     let client = service.client().await.unwrap();
     service.dispose();
     assert_eq!(connector.counts(), (1, 1));
-    eventually(|| client.is_closed()).await;
+    eventually("the client is closed", async || client.is_closed()).await;
     assert_eq!(runtime.record().shutdowns, 0);
 }
 
@@ -187,7 +180,7 @@ async fn a_lost_connection_is_replaced() {
     let client = service.client().await.unwrap();
     // The connector replaces its own pair, which drops the old one.
     connector.inner.connect(&Caller::Local).await.unwrap();
-    eventually(|| client.is_closed()).await;
+    eventually("the client is closed", async || client.is_closed()).await;
     run(&service).await.unwrap();
     assert_eq!(connector.counts(), (2, 0));
 }
@@ -215,7 +208,7 @@ async fn an_endpoint_connects_and_disconnects() {
     run(&service).await.unwrap();
     let client = service.client().await.unwrap();
     service.dispose();
-    eventually(|| client.is_closed()).await;
+    eventually("the client is closed", async || client.is_closed()).await;
     assert_eq!(runtime.record().shutdowns, 0);
     drop(server);
 }

@@ -9,8 +9,9 @@ use std::process::Command;
 use crate::support::resources::{
     children, descriptors, exists, groups, is_running, members, namespaces, parent_exists, root_of,
 };
-use crate::support::{InitClient, eventually, is_own_process, run_in_own_process, server_starters};
+use crate::support::{InitClient, is_own_process, run_in_own_process, server_starters};
 use box_sys::{Cgroups, Sandbox, SandboxPlan, ServerConfig, receive, send, socket_pair};
+use box_test_wait::blocking::eventually;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::{Value, json};
 
@@ -314,10 +315,7 @@ fn owned_boxes_of_a_killed_server_end_and_others_continue() {
         });
         let all = children(server.pid());
         kill(server.pid());
-        assert!(
-            owned.wait(Some(crate::support::WAIT_LIMIT)).unwrap(),
-            "{name}"
-        );
+        assert!(owned.wait(Some(box_test_wait::LONG)).unwrap(), "{name}");
         let free_pid = u32::try_from(free.pid()).unwrap();
         eventually("all processes except the other box have ended", || {
             !all.iter().any(|pid| *pid != free_pid && is_running(pid))

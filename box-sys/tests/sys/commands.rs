@@ -3,8 +3,9 @@
 use std::os::fd::AsFd as _;
 use std::time::Instant;
 
-use crate::support::{Output, SERVERS, WAIT_LIMIT};
+use crate::support::{Output, SERVERS};
 use box_sys::{Guest, SandboxPlan};
+use box_test_wait::LONG;
 
 #[test]
 fn a_command_runs_and_its_output_is_returned() {
@@ -179,15 +180,12 @@ fn a_guest_that_stops_new_processes_does_not_block_init() {
         let stopper = boxed
             .start(&["/probe/probe", "stop_new_processes"], &fds)
             .unwrap();
-        crate::support::eventually("the probe is ready", || written().contains("ready"));
+        box_test_wait::blocking::eventually("the probe is ready", || written().contains("ready"));
         let fds = [null.as_fd(), null.as_fd(), null.as_fd()];
         let (begun, mut starts) = (Instant::now(), 0);
         // On a busy machine the probe finds few of the new processes.
         while starts < 40 || !written().contains("stopped") {
-            assert!(
-                begun.elapsed() < WAIT_LIMIT,
-                "control: no process was stopped"
-            );
+            assert!(begun.elapsed() < LONG, "control: no process was stopped");
             starts += 1;
             // A blocked init would exceed the receive timeout of the test.
             match boxed.start(&["true"], &fds) {

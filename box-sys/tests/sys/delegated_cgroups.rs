@@ -8,7 +8,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::support::{ORDINARY_UID, PROGRAMS, eventually};
+use crate::support::{ORDINARY_UID, PROGRAMS};
+use box_test_wait::blocking::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A cgroup that belongs to the ordinary user. Dropping it ends its processes.

@@ -4,12 +4,12 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use box_sys::{
     Caps, DISK_BYTES_PER_INODE, Layer, Root, SandboxPlan, Scratch, repair_disk, settle_disk,
     socket_pair,
 };
+use box_test_wait::LONG;
 
 use crate::disks::{is_root, loops, no_loops, server_in};
 use crate::support::{TestServer, eventually, guest};
@@ -20,9 +20,6 @@ const SHM: Caps = Caps {
     bytes: 4 * MIB,
     inodes: 100,
 };
-
-/// Longer than any unmount on a loaded machine.
-const LONG: Duration = Duration::from_mins(2);
 
 /// Directory of disks, with a server that is root and an image.
 struct Place {

@@ -5,10 +5,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::support::{InitClient, TestServer, eventually, server_starters, server_with};
+use crate::support::{InitClient, TestServer, server_starters, server_with};
 use box_sys::{
     Caps, DISK_BYTES_PER_INODE, DiskKind, SandboxPlan, Scratch, ServerConfig, socket_pair,
 };
+use box_test_wait::blocking::eventually;
 
 const MIB: u64 = 1 << 20;
 

@@ -5,8 +5,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
-use crate::support::{InitClient, SERVERS, TestServer, eventually, guest};
+use crate::support::{InitClient, SERVERS, TestServer, guest};
 use box_sys::{Caps, Guest, Mount, Root, SandboxPlan, Scratch, Source, socket_pair};
+use box_test_wait::blocking::eventually;
 
 /// A plan of a box on an image, with a writable root.
 fn plan(server: &TestServer, image: &Path, guest: Guest) -> SandboxPlan {

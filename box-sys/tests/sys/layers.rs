@@ -6,10 +6,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 
 use box_sys::{Caps, Guest, Root, SandboxPlan, Scratch, socket_pair};
+use box_test_wait::blocking::eventually;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use tempfile::TempDir;
 
-use crate::support::{InitClient, SERVERS, TestServer, eventually, guest};
+use crate::support::{InitClient, SERVERS, TestServer, guest};
 
 /// Directory of a snapshot under construction.
 struct Layer<'a> {

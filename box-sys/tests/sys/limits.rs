@@ -150,7 +150,9 @@ fn socket_buffers_are_limited_with_memory() {
             if v1 {
                 assert_eq!(answers(), Ok(true), "the box still runs");
             } else {
-                crate::support::eventually("the box runs or has ended", || answers() != Ok(false));
+                box_test_wait::blocking::eventually("the box runs or has ended", || {
+                    answers() != Ok(false)
+                });
             }
             let free = held(&boxed(None).probe(probe, &MORE.to_string()));
             assert!(free >= MORE, "control: {} {probe}: {free}", server.name);
@@ -308,18 +310,18 @@ fn a_frozen_box_uses_no_cpu_and_can_be_killed() {
         boxed.spawn("while :; do :; done");
         // Control: the box must use the CPU before it is frozen.
         let start = boxed.sandbox().usage().cpu.unwrap();
-        crate::support::eventually("the command runs", || {
+        box_test_wait::blocking::eventually("the command runs", || {
             boxed.sandbox().usage().cpu.unwrap() > start
         });
         boxed.sandbox().freeze().unwrap();
-        crate::support::eventually("the box is frozen", || boxed.sandbox().is_frozen());
+        box_test_wait::blocking::eventually("the box is frozen", || boxed.sandbox().is_frozen());
         let cpu = || boxed.sandbox().usage().cpu.unwrap();
         let before = cpu();
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(cpu(), before);
         boxed.sandbox().thaw().unwrap();
-        crate::support::eventually("the box is resumed", || !boxed.sandbox().is_frozen());
-        crate::support::eventually("the command runs again", || cpu() > before);
+        box_test_wait::blocking::eventually("the box is resumed", || !boxed.sandbox().is_frozen());
+        box_test_wait::blocking::eventually("the command runs again", || cpu() > before);
         boxed.sandbox().freeze().unwrap();
         boxed.sandbox.take().unwrap().destroy().unwrap();
     }

@@ -130,7 +130,7 @@ fn create_thousand() {
             sandbox.kill().unwrap();
         }
         for (sandbox, _) in &all {
-            let end = sandbox.wait(Some(crate::support::WAIT_LIMIT)).unwrap();
+            let end = sandbox.wait(Some(box_test_wait::LONG)).unwrap();
             assert!(end, "{name}: all end");
         }
         drop(all);

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use box_sys::{
     Cgroups, Guest, Layer, Root, Sandbox, SandboxPlan, SnapshotLimits, SnapshotSize, socket_pair,
 };
+use box_test_wait::blocking::eventually;
 use rustix::process::PidfdFlags;
 use tempfile::TempDir;
 
-use crate::support::{SERVERS, TestBox, TestServer, eventually, guest};
+use crate::support::{SERVERS, TestBox, TestServer, guest};
 
 const FREE: SnapshotLimits = SnapshotLimits {
     bytes: u64::MAX,

@@ -4,8 +4,9 @@ use std::fs;
 use std::os::fd::AsFd as _;
 use std::process::Command;
 
-use crate::support::{SERVERS, eventually};
+use crate::support::SERVERS;
 use box_sys::{ForkServer, Limits, SandboxPlan, ServerConfig, socket_pair};
+use box_test_wait::blocking::eventually;
 
 /// Two forks, a new session, and all signals ignored.
 const DETACHED: &str = "trap '' TERM HUP INT; (setsid sh -c 'trap \"\" TERM HUP; (sleep 1000 &) ; while :; do sleep 1000; done' &) ; sleep 1000";

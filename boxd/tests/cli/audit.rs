@@ -6,10 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 
+use box_test_wait::blocking::eventually;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::support::{Server, eventually, mark, running};
+use super::support::{Server, mark, running};
 
 /// A server that appends its log, as JSON, to a file in its directory.
 fn logged(directory: tempfile::TempDir) -> (Server, Log) {

@@ -2,7 +2,9 @@
 
 use std::process::{Output, Stdio};
 
-use super::support::{Server, boxd, err, eventually, feed};
+use box_test_wait::blocking::eventually;
+
+use super::support::{Server, boxd, err, feed};
 
 /// Fills a workspace with files of 1 MiB, and then waits.
 const FILL: &str = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; done; sleep 1000";

@@ -66,7 +66,7 @@ fn ended_commands_are_removed_after_the_configured_retention() {
         command.env("BOXD_RUNTIME_COMMAND_RETENTION_SEC", "0");
     });
     server.ok(&["run", "--name", "b", "echo said"]);
-    super::support::eventually("it is forgotten", || {
+    box_test_wait::blocking::eventually("it is forgotten", || {
         server.ok(&["ps", "-q", "b"]).is_empty()
     });
     let kept = with_box();
@@ -84,7 +84,7 @@ fn a_detached_command_continues_and_is_read_followed_and_waited_for() {
     ]);
     let name = name.trim();
     assert!(name.starts_with("b/"), "{name}");
-    super::support::eventually("it has printed something", || {
+    box_test_wait::blocking::eventually("it has printed something", || {
         out(&server.run(&["logs", name])) == "first\n"
     });
     assert_eq!(err(&server.run(&["logs", name])), "bad\n");
@@ -113,9 +113,9 @@ fn a_command_is_waited_for_and_followed_across_a_server_that_dies() {
     let mut server = with_box();
     let script = "echo one; while [ ! -e /tmp/go ]; do sleep 0.1; done; echo two; exit 7";
     server.ok(&["exec", "--detach", "--id", "c", "b", script]);
-    super::support::eventually("it has begun", || server.ok(&["logs", "b/c"]) == "one\n");
+    box_test_wait::blocking::eventually("it has begun", || server.ok(&["logs", "b/c"]) == "one\n");
     let mut waiting = server.boxd(&["wait", "b/c"]).spawn().unwrap();
-    super::support::eventually("a client waits for it", || {
+    box_test_wait::blocking::eventually("a client waits for it", || {
         server.json(&["inspect", "b/c"])["attached"] == true
     });
     let mut follow = server.boxd(&["logs", "-f", "b/c"]);
@@ -187,7 +187,7 @@ fn a_command_with_a_chosen_id_starts_once() {
         (start(), start()),
         ("b/once\n".to_owned(), "b/once\n".to_owned())
     );
-    super::support::eventually("it runs", || {
+    box_test_wait::blocking::eventually("it runs", || {
         server.ok(&["exec", "b", "cat /tmp/count 2>/dev/null; true"]) == "x\n"
     });
 }

@@ -8,10 +8,12 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use box_test_wait::LONG;
+use box_test_wait::blocking::eventually;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::support::{LONG, Server, err, eventually, feed};
+use super::support::{Server, err, feed};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()

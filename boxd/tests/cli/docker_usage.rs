@@ -3,7 +3,9 @@
 
 use std::process::Output;
 
-use super::support::{Server, boxd, err, eventually, feed, out};
+use box_test_wait::blocking::eventually;
+
+use super::support::{Server, boxd, err, feed, out};
 
 fn run(arguments: &[&str]) -> Output {
     feed(boxd().arg("run").args(arguments), b"")

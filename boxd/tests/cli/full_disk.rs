@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::support::{BOXD, Server, err, eventually};
+use box_test_wait::blocking::eventually;
+
+use super::support::{BOXD, Server, err};
 
 /// Starts a server whose state directory is a small file system. Only root may mount one.
 fn small() -> Server {

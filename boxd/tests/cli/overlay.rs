@@ -6,9 +6,10 @@ use std::os::unix::fs::{MetadataExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
+use box_test_wait::blocking::eventually;
 use serde_json::{Value, json};
 
-use super::support::{Server, err, eventually, out, users};
+use super::support::{Server, err, out, users};
 
 /// A directory of a user, with a few files.
 struct Project {

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use box_test_wait::blocking::eventually;
 use serde_json::{Value, json};
 
-use super::support::{Server, err, eventually, mark, running, users};
+use super::support::{Server, err, mark, running, users};
 
 /// Creates a template with this spec, and a pool of it.
 fn create(server: &Server, spec: &Value, size: usize) {

@@ -400,10 +400,10 @@ fn nothing_is_left_after_a_run_that_is_killed() {
     let sleeps = mark();
     let script = format!("exec sleep {sleeps}");
     let mut child = boxd().args(["run", &script]).spawn().unwrap();
-    super::support::eventually("it runs", || running(&sleeps) == 1);
+    box_test_wait::blocking::eventually("it runs", || running(&sleeps) == 1);
     child.kill().unwrap();
     child.wait().unwrap();
-    super::support::eventually("it is gone", || running(&sleeps) == 0);
+    box_test_wait::blocking::eventually("it is gone", || running(&sleeps) == 0);
 }
 
 /// Runs the program as an ordinary user if the tests run as root. Otherwise every other test here

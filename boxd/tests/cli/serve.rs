@@ -5,10 +5,12 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
+use box_test_wait::LONG;
+use box_test_wait::blocking::eventually;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::support::{LONG, Server, boxd, err, eventually, feed, mark, out, running};
+use super::support::{Server, boxd, err, feed, mark, out, running};
 
 /// The token of a caller.
 const ANN: &str = "ann-0123456789abcdef0123456789abcdef";

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::support::{Server, eventually};
+use box_test_wait::blocking::eventually;
+
+use super::support::Server;
 
 fn start(server: &Server, text: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = server

@@ -3,8 +3,10 @@
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use box_test_wait::blocking::eventually;
+
 use super::snapshots::{assert_nothing_left, is_live, layers, restart, start};
-use super::support::{Server, eventually, users};
+use super::support::{Server, users};
 
 const ROUNDS: u64 = 10;
 

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::support::{Server, err, eventually, out, users};
+use box_test_wait::blocking::eventually;
+
+use super::support::{Server, err, out, users};
 
 pub(crate) fn start(user: Option<u32>) -> Server {
     Server::of_user(tempfile::tempdir().unwrap(), user)

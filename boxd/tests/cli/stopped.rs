@@ -1,7 +1,9 @@
 //! Stopped boxes, checkpoints and rollbacks on the real program, also across `kill -9`.
 
+use box_test_wait::blocking::eventually;
+
 use super::snapshots::{assert_nothing_left, is_live, restart, start};
-use super::support::{Server, err, eventually, out, users};
+use super::support::{Server, err, out, users};
 
 /// Options of boxes with files in memory and on a disk.
 const STORAGE: [&[&str]; 2] = [&[], &["--disk-mb", "700m"]];

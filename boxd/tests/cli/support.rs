@@ -4,7 +4,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 pub(crate) const BOXD: &str = env!("CARGO_BIN_EXE_boxd");
 
@@ -43,9 +42,6 @@ pub(crate) fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// How long a test waits for a condition. It is long enough for a busy machine.
-pub(crate) const LONG: Duration = Duration::from_mins(2);
-
 /// A unique number of seconds for `sleep`, also across checkouts: it marks the processes of one
 /// test.
 pub(crate) fn mark() -> String {
@@ -64,15 +60,6 @@ pub(crate) fn running(mark: &str) -> usize {
             .any(|word| word == mark.as_bytes())
     };
     lines.filter(marked).count()
-}
-
-/// Waits until a condition holds, and fails the test after [`LONG`].
-pub(crate) fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !is() {
-        assert!(started.elapsed() < LONG, "{what}: not within {LONG:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// The users of a test that depends on the user of the server: the current one if `None`.

@@ -6,10 +6,11 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
+use box_test_wait::blocking::eventually;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use super::support::{Server, boxd, eventually, mark, running};
+use super::support::{Server, boxd, mark, running};
 
 /// A terminal and the program on it.
 struct Terminal {

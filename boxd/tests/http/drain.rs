@@ -1,11 +1,13 @@
 //! Shutdown: open connections are closed in order, within a bound.
 
 use std::io::{Read as _, Write as _};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use box_test_wait::LONG;
+use box_test_wait::blocking::eventually;
 use rustix::process::Signal;
 
-use crate::support::{Client, LONG, RunningServer, Setup};
+use crate::support::{Client, RunningServer, Setup};
 
 const PING: &str = r#"{"jsonrpc":"2.0","method":"$/ping"}"#;
 
@@ -78,9 +80,9 @@ fn draining_answers_started_requests_and_no_new_ones() {
     started.wait_until_read();
     let address = server.http().to_owned();
     server.signal(Signal::TERM);
-    while std::net::TcpStream::connect(&address).is_ok() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the server refuses connections", || {
+        std::net::TcpStream::connect(&address).is_err()
+    });
     started.write("\r\n");
     let answer = started.answer(false);
     assert_eq!(answer.status, 503);

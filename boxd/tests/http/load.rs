@@ -5,9 +5,11 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use box_client::SpecDraft;
+use box_test_wait::LONG;
+use box_test_wait::blocking::eventually;
 use rustix::process::{Resource, Rlimit, prlimit};
 
-use crate::support::{ANN, Client, LONG, Setup, bearer};
+use crate::support::{ANN, Client, Setup, bearer};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_stalled_clients_do_not_keep_a_healthy_one_waiting() {
@@ -56,17 +58,13 @@ fn a_connection_over_the_limit_is_closed_and_counted() {
     assert!(server.client().rest().is_empty());
     held.pop();
     // The slot is free once the server has noticed.
-    let since = Instant::now();
-    let page = loop {
+    let mut page = String::new();
+    eventually("a connection is free", || {
         let mut client = server.client();
         client.write("GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        let text = client.rest();
-        if !text.is_empty() {
-            break String::from_utf8(text).unwrap();
-        }
-        assert!(since.elapsed() < LONG, "no free connection");
-        std::thread::sleep(Duration::from_millis(10));
-    };
+        page = String::from_utf8(client.rest()).unwrap();
+        !page.is_empty()
+    });
     let name = "boxd_connections_refused_total{listener=\"http\",reason=\"full\"} ";
     let refused = page.lines().find_map(|line| line.strip_prefix(name));
     assert!(refused.unwrap().parse::<u32>().unwrap() >= 1, "{page}");
@@ -354,12 +352,10 @@ fn unread_answers_are_bounded_and_their_memory_is_released() {
         client
     });
     for name in boxes {
-        let since = Instant::now();
         let all = format!("\"{CALLS}\\n\"");
-        while !request(name, "wc -l < count").contains(&all) {
-            assert!(since.elapsed() < LONG, "{name}: not all have run");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        eventually(&format!("all calls of {name} have run"), || {
+            request(name, "wc -l < count").contains(&all)
+        });
     }
     let held = resident(server.pid());
     assert!(held > before + 30, "{before} MiB, and {held} with answers");

@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use box_test_wait::{LONG, eventually};
 use serde_json::Value;
 use std::io::{Read as _, Write as _};
 use std::num::NonZeroU16;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use box_client::{BoxClient, BoxHandle, SpecDraft};
 
-use crate::support::{ANN, Answer, BOB, Client, LONG, RunningServer, Setup, bearer};
+use crate::support::{ANN, Answer, BOB, Client, RunningServer, Setup, bearer};
 
 /// The application in the box: it reports its request, counts the received bytes, and echoes on a
 /// websocket.
@@ -30,11 +31,10 @@ async fn listens(handle: &BoxHandle, program: &'static str) {
     handle.files().write("/tmp/app.py", program).await.unwrap();
     let app = handle.program(["python3", "/tmp/app.py"]).detached();
     app.start().await.unwrap();
-    let since = Instant::now();
-    while handle.connect_port(port(8000)).await.is_err() {
-        assert!(since.elapsed() < LONG, "no server listens");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually("a server listens", async || {
+        handle.connect_port(port(8000)).await.is_ok()
+    })
+    .await;
 }
 
 /// The path of a signed URL.

@@ -4,9 +4,10 @@ use box_client::{BoxClient, ClientOptions, SpecDraft};
 use box_gateways::langbot::Frames;
 use box_protocol::actions::{BoxExec, BoxExecParams, BoxListParams};
 use box_rpc::{Codecs, Options, Router, Session};
+use box_test_wait::LONG;
 use box_transports::{ConnectOptions, Endpoint};
 
-use crate::support::{ANN, BOB, LONG, Setup, bearer};
+use crate::support::{ANN, BOB, Setup, bearer};
 
 /// A client at an endpoint, with a token or without.
 pub(crate) async fn connect(endpoint: &str, token: Option<&str>) -> BoxClient {

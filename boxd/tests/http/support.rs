@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use box_test_wait::LONG;
+use box_test_wait::blocking::eventually;
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -15,9 +17,6 @@ use tempfile::TempDir;
 /// Tokens of two callers.
 pub(crate) const ANN: &str = "ann-0123456789abcdef0123456789abcdef";
 pub(crate) const BOB: &str = "bob-0123456789abcdef0123456789abcdef";
-
-/// How long a test waits for a condition. It is long enough for a busy machine.
-pub(crate) const LONG: Duration = Duration::from_mins(2);
 
 /// A running server.
 #[derive(Debug)]
@@ -157,11 +156,9 @@ impl RunningServer {
 
     /// Waits until the metrics have this line.
     pub(crate) fn wait_for(&self, line: &str) {
-        let since = Instant::now();
-        while !self.get("/metrics").body.contains(line) {
-            assert!(since.elapsed() < LONG, "no {line}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually(&format!("the metrics have {line}"), || {
+            self.get("/metrics").body.contains(line)
+        });
     }
 
     /// Waits until the server has logged this text.

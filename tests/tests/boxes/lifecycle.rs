@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use box_protocol::{BoxError, Code};
 use box_rpc::Empty;
 use box_service::{BoxService, Query, RuntimeClient, ServiceConfig, ToolResult};
+use box_test_wait::eventually;
 use box_tests::boxes::{BackendCalls, InspectBackend, InspectProcess};
 use box_tests::every_transport;
 use box_tests::fixture::{Setup, Transport};
-use box_tests::wait::eventually;
 use serde_json::{Map, Value};
 
 every_transport!(

@@ -168,7 +168,7 @@ async fn health_names_the_backend_or_none(setup: Setup) {
     );
     set_available(&fixture.peer, false).await;
     // The runtime caches the backend's health for a second.
-    box_tests::wait::eventually("the backend is reported as unavailable", async || {
+    box_test_wait::eventually("the backend is reported as unavailable", async || {
         let health = fixture.peer.call::<SystemHealth>(&Empty {}).await.unwrap();
         (health.name, health.available) == (None, false)
     })

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use box_client::{BoxClient, BoxListParams, ClientError, ClientOptions, Code, SpecDraft};
 use box_rpc::{Auth, Options, Tokens};
+use box_test_wait::eventually;
 use box_tests::boxes;
 use box_tests::fixture::TOKEN;
-use box_tests::wait::eventually;
 use box_transports::server::Server;
 use box_transports::{Endpoint, ListenOptions};
 

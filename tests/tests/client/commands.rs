@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use box_client::{Chunk, Code, ExitWhy, Offsets, SpecDraft, StreamName};
+use box_test_wait::eventually;
 use box_tests::machine::on_each_machine;
 use futures::StreamExt as _;
 
@@ -180,15 +181,11 @@ async fn a_command_takes_input_until_it_ends() {
             .start()
             .await
             .unwrap();
-        while work
-            .commands()
-            .await
-            .unwrap()
-            .iter()
-            .any(|info| info.exit.is_none())
-        {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually("all commands end", async || {
+            let commands = work.commands().await.unwrap();
+            commands.iter().all(|info| info.exit.is_some())
+        })
+        .await;
         unread.send_input("late").await.unwrap();
         unread.close_input().await.unwrap();
         unread.kill().await.unwrap();

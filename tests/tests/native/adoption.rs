@@ -11,8 +11,8 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, BoxInfo, BoxState, Code, CommandInfo, CommandState};
 use box_rpc::{Action, CallError, Options, Router, Session};
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, PROGRAM, mark, on_each_machine, processes_with};
-use box_tests::wait::eventually;
 use box_transports::{ConnectOptions, Endpoint};
 use futures::StreamExt as _;
 use rustix::process::Pid;

@@ -9,8 +9,8 @@ use box_protocol::actions::{
 use box_protocol::error::{Detail, Ended};
 use box_protocol::{BoxError, Code};
 use box_runtime::Caller;
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, on_each_machine, on_each_machine_within, printed, spec};
-use box_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use super::adoption::{Host, agents, code, directories};

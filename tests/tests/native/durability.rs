@@ -1,10 +1,9 @@
 //! An answered call stays in effect when the runtime is killed a moment later.
 
-use std::time::Duration;
-
 use box_protocol::actions::{
     BoxCreate, BoxDelete, BoxExec, BoxGet, BoxUpdate, CommandStart, FileOutcome, FileStat,
 };
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, on_each_machine};
 use serde_json::{Value, json};
 
@@ -23,9 +22,10 @@ async fn begin(host: &Host, session: &str, on_disconnect: &str) {
     let params = serde_json::from_value(params).unwrap();
     let peer = host.peer();
     tokio::spawn(async move { peer.call::<BoxExec>(&params).await });
-    while !is_there(host, session, "/tmp/begun").await {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually("the command begins", async || {
+        is_there(host, session, "/tmp/begun").await
+    })
+    .await;
 }
 
 async fn round(machine: &Machine) {
@@ -62,9 +62,10 @@ async fn round(machine: &Machine) {
         let go = json!({"box_id": session, "program": {"argv": ["touch", "/tmp/go"]}});
         host.call::<CommandStart>(go).await.unwrap();
     }
-    while !is_there(&host, "kept", "/tmp/ended").await {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually("the command ends", async || {
+        is_there(&host, "kept", "/tmp/ended").await
+    })
+    .await;
     assert!(!is_there(&host, "cut", "/tmp/ended").await);
     for session in ["kept", "cut"] {
         let cmd = json!({"spec": {"box_id": session, "cmd": "pgrep sleep; true"}});

@@ -1,15 +1,13 @@
 //! The events of boxes, for their owners only, and the description of a box from inside.
 
-use std::time::Duration;
-
 use box_protocol::actions::{
     BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxEventsResult, BoxGet, BoxGetResult,
 };
 use box_protocol::{BoxError, Code, SpecDraft};
 use box_rpc::{Options, Router, Session};
 use box_runtime::{BoxRuntime, Caller};
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, mark, on_each_machine, params, printed, processes_with, spec};
-use box_tests::wait::{LONG, eventually};
 use box_transports::queue;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
@@ -109,12 +107,10 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
                 .map(|(id, kind)| ((*id).to_owned(), (*kind).to_owned()));
             all.collect::<Vec<_>>()
         };
-        let wait = async {
-            while events(runtime, "local", json!({})).await.0.len() < expected.len() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(LONG, wait).await.unwrap();
+        eventually("all events are reported", async || {
+            events(runtime, "local", json!({})).await.0.len() >= expected.len()
+        })
+        .await;
         let (all, next) = events(runtime, "local", json!({})).await;
         // The idle box ends at any time, and all others in order.
         assert_eq!(sorted(owned(&kinds(&all))), sorted(owned(&expected)));
@@ -175,16 +171,12 @@ async fn a_box_whose_agent_dies_has_failed() {
             });
         let agent = rustix::process::Pid::from_raw(agent.unwrap()).unwrap();
         rustix::process::kill_process(agent, rustix::process::Signal::KILL).unwrap();
-        let answer = async {
-            loop {
-                let (all, _) = events(&machine.runtime, "local", json!({})).await;
-                if all.len() > 1 {
-                    break all;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let all = tokio::time::timeout(LONG, answer).await.unwrap();
+        let mut all = Vec::new();
+        eventually("the end is reported", async || {
+            (all, _) = events(&machine.runtime, "local", json!({})).await;
+            all.len() > 1
+        })
+        .await;
         assert_eq!(kinds(&all), [("f", "started"), ("f", "failed")]);
         assert!(all[1].message.contains("agent has disconnected"), "{all:?}");
     })

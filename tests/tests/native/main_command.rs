@@ -5,6 +5,7 @@ use std::time::Duration;
 use box_protocol::actions::{BoxCreateParams, BoxListParams, TargetState};
 use box_protocol::{BoxError, Code, CommandInfo, CommandState, ExitWhy, Role};
 use box_runtime::Caller;
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, on_each_machine, printed};
 use serde_json::json;
 
@@ -30,14 +31,11 @@ async fn move_to(machine: &Machine, to: TargetState) {
 
 /// Waits until the box is gone.
 async fn gone(machine: &Machine) {
-    let start = std::time::Instant::now();
-    loop {
-        match main_of(machine).await {
-            Err(error) if error.code() == Code::NotFound => return,
-            _ => assert!(start.elapsed() < box_tests::wait::LONG),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually(
+        "the box is gone",
+        async || matches!(main_of(machine).await, Err(error) if error.code() == Code::NotFound),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -93,11 +91,10 @@ async fn a_box_may_outlive_the_command_it_begins_with_but_not_be_without() {
         create(machine, &["sh", "-c", "exit 3"], false)
             .await
             .unwrap();
-        let start = std::time::Instant::now();
-        while main_of(machine).await.unwrap().exit.is_none() {
-            assert!(start.elapsed() < box_tests::wait::LONG);
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually("the command ends", async || {
+            main_of(machine).await.unwrap().exit.is_some()
+        })
+        .await;
         let exit = main_of(machine).await.unwrap().exit.unwrap();
         assert_eq!((exit.code, exit.why), (Some(3), ExitWhy::Exit));
         assert_eq!(printed(&machine.exec("m", "echo lives").await), "lives");

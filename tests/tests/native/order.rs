@@ -9,10 +9,10 @@ use box_protocol::actions::{
 };
 use box_protocol::{Code, SpecDraft};
 use box_rpc::{Action, Peer, PendingCall};
+use box_test_wait::eventually;
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Fixture, Setup, Transport};
 use box_tests::machine::{params, printed};
-use box_tests::wait::eventually;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 

@@ -7,8 +7,8 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, BoxState, Code};
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_test_wait::eventually;
 use box_tests::machine::{on_each_machine, printed, spec};
-use box_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use super::adoption::Host;

@@ -72,7 +72,7 @@ async fn open(machine: &Machine, port: u16) -> PortConnection {
             Ok(conn) => return conn,
             Err(error) => {
                 assert_eq!(error.code(), Code::Unavailable, "{error:?}");
-                assert!(start.elapsed() < box_tests::wait::LONG, "{error:?}");
+                assert!(start.elapsed() < box_test_wait::LONG, "{error:?}");
             }
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

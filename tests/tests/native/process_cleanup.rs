@@ -8,10 +8,10 @@ use box_protocol::error::{Detail, Ended};
 use box_protocol::{Blob, BoxError, BoxId, BoxState, Code, ExecutionStatus, Killed, SpecDraft};
 use box_runtime::native::NativeBackend;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_test_wait::eventually;
 use box_tests::machine::{
     Machine, PROGRAM, gone, mark, on_each_machine, params, printed, processes_with, spec,
 };
-use box_tests::wait::eventually;
 use serde_json::json;
 
 /// Starts processes that ignore signals, each `sleep` with this argument, and waits without end.

@@ -6,6 +6,7 @@ use box_protocol::actions::{
 };
 use box_rpc::{Caller, Limits, Options, Router, Session};
 use box_service::{BoxService, Query, ServiceConfig};
+use box_test_wait::eventually;
 use box_tests::machine::{on_each_machine, printed};
 use box_transports::queue;
 use box_transports::server::Server;
@@ -119,17 +120,11 @@ async fn stats_events_and_ports_of_a_real_box_are_reached_through_the_service() 
         let moved = peer.call::<BoxTransition>(&running).await.unwrap();
         assert!(!moved.changed);
         let inside = serde_json::from_value(json!({"box_id": "s", "guest": true})).unwrap();
-        while !(peer
-            .call::<BoxGet>(&inside)
-            .await
-            .unwrap()
-            .guest
-            .unwrap()
-            .ports)
-            .contains(&8000)
-        {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        eventually("the box listens", async || {
+            let found = peer.call::<BoxGet>(&inside).await.unwrap();
+            found.guest.unwrap().ports.contains(&8000)
+        })
+        .await;
         let open = serde_json::from_value(json!({"box_id": "s", "port": 8000})).unwrap();
         let mut chunks = peer.stream::<PortOpen>(&open).await.unwrap();
         let Some(Ok(PortChunk::ConnId(id))) = chunks.next().await else {

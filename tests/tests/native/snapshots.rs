@@ -10,8 +10,8 @@ use box_runtime::native::NativeBackend;
 use box_runtime::{
     Backend as _, Layer, LayerKind, Reach, Snapshot, SnapshotRequest, StartRequest, StartedBox,
 };
+use box_test_wait::{LONG, eventually};
 use box_tests::machine::{Machine, on_each_machine};
-use box_tests::wait::{LONG, eventually};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use box_protocol::actions::{BoxStatsParams, BoxStatsResult};
 use box_protocol::{BoxError, Code};
 use box_runtime::Caller;
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, on_each_machine, printed, spec};
-use box_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -89,7 +89,7 @@ async fn disk_counts_private_files_and_a_workspace_with_a_quota_or_is_absent() {
             if disk.is_some_and(|disk| (4_000_000..4_500_000).contains(&disk)) {
                 break;
             }
-            assert!(start.elapsed() < box_tests::wait::LONG, "{disk:?}");
+            assert!(start.elapsed() < box_test_wait::LONG, "{disk:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })

@@ -7,8 +7,8 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, BoxState, Code, CommandInfo, CommandState, ExitWhy, SpecDraft};
 use box_runtime::{BoxRuntime, Caller};
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, mark, on_each_machine, printed, processes_with, spec};
-use box_tests::wait::LONG;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -67,13 +67,10 @@ async fn kinds(runtime: &BoxRuntime) -> Vec<String> {
 
 /// Waits until the box has this state, or is absent.
 async fn becomes(runtime: &BoxRuntime, wanted: Result<BoxState, Code>) {
-    let wait = async {
-        while state(runtime).await != wanted {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let in_time = tokio::time::timeout(LONG, wait).await;
-    assert!(in_time.is_ok(), "{wanted:?}");
+    eventually(&format!("{wanted:?}"), async || {
+        state(runtime).await == wanted
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -96,9 +93,10 @@ async fn a_stopped_box_has_its_files_and_none_of_its_processes() {
         runtime.create_shell(&Caller::Local, shell).await.unwrap();
         let run = params(json!({"shell_id": "sh", "command_id": "run", "text": format!("sleep {seconds}")}));
         runtime.run_in_shell(&Caller::Local, run, None).await.unwrap();
-        while get(machine, "over").await.unwrap().state != CommandState::Exited {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually("the command ends", async || {
+            get(machine, "over").await.unwrap().state == CommandState::Exited
+        })
+        .await;
         let stopped = move_to(runtime, "stopped").await.unwrap();
         assert_eq!((stopped.changed, stopped.info.state), (true, BoxState::Stopped));
         assert_eq!(processes_with(&seconds), 0);

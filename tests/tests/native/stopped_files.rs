@@ -8,8 +8,8 @@ use box_runtime::native::NativeBackend;
 use box_runtime::{
     Backend as _, Layer, LayerFiles, LayerKind, Reach, SnapshotRequest, StartRequest,
 };
+use box_test_wait::{LONG, eventually};
 use box_tests::machine::{Machine, on_each_machine};
-use box_tests::wait::{LONG, eventually};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;

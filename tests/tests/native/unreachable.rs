@@ -4,14 +4,13 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use box_protocol::actions::{
     BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxExec, BoxGet, BoxList, CommandStart, FileWrite,
 };
 use box_protocol::{BoxState, Code};
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, PROGRAM, mark, on_each_machine, pids_with, processes_with};
-use box_tests::wait::eventually;
 use futures::StreamExt as _;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,20 +20,16 @@ use tokio::process::Command;
 
 use super::adoption::{Host, agents, cgroup_parent, code, directories, how};
 
-/// Longer than a server waits for agents before it is ready.
-const PATIENCE: Duration = Duration::from_mins(2);
-
 async fn state_of(host: &Host, id: &str) -> BoxState {
     let reported = host.call::<BoxGet>(json!({"box_id": id})).await;
     reported.unwrap().info.state
 }
 
 async fn becomes(host: &Host, id: &str, state: BoxState) {
-    let begun = Instant::now();
-    while state_of(host, id).await != state {
-        assert!(begun.elapsed() < PATIENCE, "{id} does not become {state:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually(&format!("{id} becomes {state:?}"), async || {
+        state_of(host, id).await == state
+    })
+    .await;
 }
 
 async fn events(host: &Host, id: &str) -> Vec<BoxEvent> {

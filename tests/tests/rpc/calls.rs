@@ -1,10 +1,10 @@
 //! A call returns a result or a typed error in both directions, and a failed call affects no other.
 
 use box_rpc::{CallError, Code, Empty, Fault};
+use box_test_wait::eventually;
 use box_tests::actions::{Back, Echo, Fail, Failure, Note, Number, Panic, Probe, Text, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup};
-use box_tests::wait::eventually;
 use futures::future::join_all;
 use serde_json::json;
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use box_rpc::Empty;
+use box_test_wait::eventually;
 use box_tests::actions::{Number, Probe, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup};
-use box_tests::wait::eventually;
 use serde_json::json;
 
 every_transport!(

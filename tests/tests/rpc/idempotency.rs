@@ -1,10 +1,10 @@
 //! A call with a key runs once, however often it is sent.
 
 use box_rpc::{CallError, Code, Empty, Peer};
+use box_test_wait::eventually;
 use box_tests::actions::{Number, Probe, Run, Text, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup};
-use box_tests::wait::eventually;
 use futures::future::join_all;
 use serde_json::json;
 

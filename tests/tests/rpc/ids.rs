@@ -1,10 +1,10 @@
 //! The caller chooses ids. They are echoed exactly, and are unique while in flight.
 
 use box_rpc::Code;
+use box_test_wait::eventually;
 use box_tests::actions::{Echo, Text};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup, against_a_script};
-use box_tests::wait::eventually;
 use serde_json::json;
 
 every_transport!(

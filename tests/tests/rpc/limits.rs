@@ -8,10 +8,10 @@ use box_rpc::{
     CallError, CloseReason, Code, Codecs, ConnectionError, Empty, LimitDetail, Limits, Options,
     ReceiveHalf, Router, SendHalf, Session,
 };
+use box_test_wait::eventually;
 use box_tests::actions::{Big, Count, Echo, Number, Probe, Text, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup, Transport};
-use box_tests::wait::eventually;
 use futures::future::join_all;
 use serde_json::json;
 

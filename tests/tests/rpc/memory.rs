@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use box_rpc::{ALL_UNREAD_BYTES, CloseReason, unread_bytes};
+use box_test_wait::eventually;
 use box_tests::fixture::{Dialect, Setup};
 use box_tests::process::status_kib;
-use box_tests::wait::eventually;
 use serde_json::json;
 
 /// The peak resident size of a process, in bytes.

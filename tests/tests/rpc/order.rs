@@ -1,10 +1,10 @@
 //! Calls start in the order in which the client sent them.
 
 use box_rpc::Empty;
+use box_test_wait::eventually;
 use box_tests::actions::{Note, Probe, Text};
 use box_tests::every_transport;
 use box_tests::fixture::Setup;
-use box_tests::wait::eventually;
 
 every_transport!(calls_start_in_the_order_they_were_sent);
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use box_rpc::{CallError, Caller, Empty, Limits, Options, Session};
+use box_test_wait::eventually;
 use box_tests::actions::{Echo, Flow, Number, Probe, Server, Text, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup, against_a_script_with};
-use box_tests::wait::eventually;
 use box_transports::line::Line;
 use futures::StreamExt as _;
 use serde_json::json;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use box_rpc::{
     Auth, CallError, Caller, Code, ConnectionError, Empty, HelloParams, Options, Session, Tokens,
 };
+use box_test_wait::eventually;
 use box_tests::actions::{Echo, Server as TestServer, Text, Who};
 use box_tests::fixture::TOKEN;
-use box_tests::wait::eventually;
 use box_transports::reconnecting::{ReconnectOptions, Reconnecting};
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenOptions, queue};

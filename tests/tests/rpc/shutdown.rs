@@ -7,10 +7,10 @@ use std::time::Duration;
 use box_rpc::{
     CallError, Caller, CloseReason, Code, Codecs, Empty, Options, Peer, Router, Session,
 };
+use box_test_wait::eventually;
 use box_tests::actions::{Echo, Number, Probe, Server as TestServer, Text, Wait};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Setup};
-use box_tests::wait::eventually;
 use box_transports::server::Server;
 use box_transports::{ConnectOptions, Endpoint, ListenError, ListenOptions};
 use serde_json::json;

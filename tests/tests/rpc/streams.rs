@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use box_rpc::{Code, Empty};
+use box_test_wait::eventually;
 use box_tests::actions::{Count, Echo, Flow, Number, Probe, Text};
 use box_tests::every_transport;
 use box_tests::fixture::{Dialect, Fixture, Setup, against_a_script};
-use box_tests::wait::eventually;
 use futures::StreamExt as _;
 use serde_json::json;
 

@@ -13,18 +13,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
 
 use box_sys::{
     ForkServer, Guest, Mount, Root, Sandbox, SandboxPlan, ServerConfig, Source, receive, send,
     socket_pair,
 };
+use box_test_wait::LONG;
 use serde_json::{Value, json};
 
 pub(crate) const RUN_PROGRAM: &str = env!("CARGO_BIN_EXE_box-sys-run");
 pub(crate) const PROBE_PROGRAM: &str = env!("CARGO_BIN_EXE_box-sys-probe");
-/// How long a test waits for a condition, also on a busy host.
-pub(crate) const WAIT_LIMIT: Duration = Duration::from_mins(2);
 /// The ordinary user of tests that run as root.
 pub(crate) const ORDINARY_UID: u32 = 65534;
 
@@ -325,7 +323,7 @@ impl InitClient {
     pub(crate) fn new(control: OwnedFd) -> Self {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         // A silent init must fail the test instead of blocking it.
-        set_socket_timeout(&control, Timeout::Recv, Some(WAIT_LIMIT)).unwrap();
+        set_socket_timeout(&control, Timeout::Recv, Some(LONG)).unwrap();
         Self {
             control,
             pending_exits: RefCell::default(),
@@ -500,16 +498,4 @@ fn read_text(file: &mut File) -> String {
     file.rewind().unwrap();
     file.read_to_end(&mut text).unwrap();
     String::from_utf8_lossy(&text).into_owned()
-}
-
-/// Waits for a condition.
-pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(
-            start.elapsed() < WAIT_LIMIT,
-            "{what}: not within {WAIT_LIMIT:?}"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

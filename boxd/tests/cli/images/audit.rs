@@ -2,10 +2,11 @@
 
 use std::process::Stdio;
 
+use box_test_wait::blocking::eventually;
 use serde_json::{Value, json};
 
 use super::machine::Machine;
-use crate::support::{eventually, out};
+use crate::support::out;
 
 #[test]
 fn every_change_of_the_images_is_in_the_audit_log() {

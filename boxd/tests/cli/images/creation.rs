@@ -2,11 +2,11 @@
 
 use box_client::{BoxClient, ClientError, ClientOptions, Code, PullPolicy, SpecDraft};
 use box_protocol::error::Subject;
+use box_test_wait::blocking::eventually;
 
 use super::machine::Machine;
 use super::registry::{Registry, ThrottledProxy, layout};
 use super::settings;
-use crate::support::eventually;
 
 /// The size of the large file, in bytes.
 const LARGE: usize = 4 << 20;

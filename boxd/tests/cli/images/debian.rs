@@ -7,10 +7,11 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use box_test_wait::blocking::eventually;
+
 use super::machine::{Machine, on_each_machine};
 use super::registry::Registry;
 use crate::snapshots::assert_nothing_left_in;
-use crate::support::eventually;
 
 const FORKS: usize = 100;
 /// Clients that look at forks at the same time.

@@ -3,10 +3,12 @@
 use std::io::Write as _;
 use std::process::Stdio;
 
+use box_test_wait::blocking::eventually;
+
 use super::machine::on_each_machine;
 use super::registry::{Registry, ThrottledProxy, layout};
 use super::{FACTS, ITS_FACTS, settings};
-use crate::support::{err, eventually};
+use crate::support::err;
 
 /// The size of the large file, in bytes.
 const LARGE: usize = 8 << 20;

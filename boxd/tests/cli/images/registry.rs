@@ -11,10 +11,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
+use box_test_wait::blocking::eventually;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-
-use crate::support::eventually;
 
 /// The password `secret` of the user `box`, hashed by bcrypt.
 const HTPASSWD: &str = "box:$2y$05$/N8FatQvLEXUWdid1XBR4.DqLBNr67XGPjr29qomlBg.rFlA7XnUy\n";

@@ -3,12 +3,13 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 
+use box_test_wait::blocking::eventually;
 use serde_json::{Value, json};
 
 use super::machine::on_each_machine;
 use super::registry::layout;
 use super::{FACTS, ITS_FACTS, assert_refused_in_use, settings};
-use crate::support::{eventually, feed, out};
+use crate::support::{feed, out};
 
 #[test]
 fn a_snapshot_keeps_its_image_and_is_exported_with_it() {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use box_protocol::ExecutionStatus;
 use box_runtime::{BoxRuntime, Caller, RuntimeConfig};
+use box_test_wait::eventually;
 use box_tests::machine::{gone, mark, on_each_machine, params, printed, processes_with, spec};
-use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::host_process::HostProcess;

@@ -6,8 +6,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use box_test_wait::eventually;
 use box_tests::machine::{ORDINARY_USER, mark, on_each_machine, printed, spec};
-use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::{Answers, PRELUDE, as_root, inside, inside_with, outside};

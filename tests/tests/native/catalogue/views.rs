@@ -8,8 +8,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command};
 
+use box_test_wait::eventually;
 use box_tests::machine::{Machine, on_each_machine, printed};
-use box_tests::wait::eventually;
 use rustix::fs::FlockOperation;
 use serde_json::json;
 

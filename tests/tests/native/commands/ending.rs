@@ -1,12 +1,12 @@
 //! How commands end, and what remains of them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use box_protocol::actions::CommandChunk;
 use box_protocol::{Code, CommandState, ExitWhy};
 use box_runtime::Caller;
+use box_test_wait::eventually;
 use box_tests::machine::{gone, mark, parent_of, processes_with};
-use box_tests::wait::{LONG, eventually};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -30,7 +30,6 @@ async fn commands_end_by_timeout_and_when_they_are_left_alone() {
         gone(&seconds).await;
         let alone = json!({"command_id": "alone", "detached_ms": 300});
         run(machine, text(&stubborn, alone)).await.unwrap();
-        let begun = Instant::now();
         attach(machine, "alone", json!({"until": {"ms": 500}}))
             .await
             .unwrap();
@@ -39,15 +38,14 @@ async fn commands_end_by_timeout_and_when_they_are_left_alone() {
             CommandState::Running,
             "a client has read it"
         );
-        loop {
-            let info = get(machine, "alone").await.unwrap();
-            if let Some(exit) = info.exit {
+        eventually("it ends", async || {
+            let exit = get(machine, "alone").await.unwrap().exit;
+            exit.is_some_and(|exit| {
                 assert_eq!(exit.why, ExitWhy::Idle);
-                break;
-            }
-            assert!(begun.elapsed() < LONG);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+                true
+            })
+        })
+        .await;
         gone(&seconds).await;
     })
     .await;
@@ -94,14 +92,11 @@ async fn records_expire_and_later_calls_say_so() {
         attach(machine, "short", json!({"view": "none"}))
             .await
             .unwrap();
-        let begun = Instant::now();
-        let error = loop {
-            match get(machine, "short").await {
-                Err(error) => break error,
-                Ok(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-            }
-            assert!(begun.elapsed() < LONG);
-        };
+        eventually("the record expires", async || {
+            get(machine, "short").await.is_err()
+        })
+        .await;
+        let error = get(machine, "short").await.unwrap_err();
         assert_eq!(error.code(), Code::NotFound);
         let detail: box_protocol::error::Detail = error.detail().unwrap();
         assert!(detail.expired);

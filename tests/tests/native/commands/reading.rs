@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use box_protocol::actions::ReadWhy;
 use box_protocol::{Code, CommandState, ExitWhy};
+use box_test_wait::eventually;
 use box_tests::machine::printed;
-use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::{attach, get, kill, read_through, run, text, with_box};

@@ -2,7 +2,7 @@
 
 use box_protocol::Code;
 use box_protocol::error::Detail;
-use box_tests::wait::LONG;
+use box_test_wait::LONG;
 use serde_json::json;
 
 use super::{attach, input, run, text, with_box};

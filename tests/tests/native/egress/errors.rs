@@ -2,6 +2,7 @@
 //! its end.
 
 use box_protocol::actions::{BoxDelete, BoxExec, BoxStats};
+use box_test_wait::eventually;
 use box_tests::machine::on_each_machine;
 use rustix::net::{AddressFamily, SocketType};
 
@@ -152,9 +153,10 @@ os.rename('/tmp/part', '/tmp/got')",
         ));
         let waits = format!("({waits}\n) >/dev/null 2>&1 &");
         run(&first, waits).await;
-        while connections(&first).await != Some(1) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually("a connection is open", async || {
+            connections(&first).await == Some(1)
+        })
+        .await;
         assert_eq!(
             run(&first, "ls /tmp".to_owned()).await,
             "test.py",
@@ -200,9 +202,7 @@ async fn a_connection_that_is_given_up_while_it_is_dialled_ends_outside_too() {
         let ended = slow.answer();
         let ended = tokio::task::spawn_blocking(|| ended.join().unwrap());
         assert!(ended.await.unwrap());
-        while connections(&host).await != Some(0) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually("the connection is closed", async || connections(&host).await == Some(0)).await;
         end(host).await;
     })
     .await;

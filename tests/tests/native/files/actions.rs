@@ -1,13 +1,12 @@
 //! The results of each action without errors.
 
-use std::time::Duration;
-
 use box_protocol::Code;
 use box_protocol::actions::{
     FileAttributes, FileFind, FileGrep, FileKind, FileList, FileMkdir, FileMove, FileOutcome,
     FileRead, FileRemove, FileReplace, FileStat,
 };
 use box_protocol::error::{Detail, Subject};
+use box_test_wait::eventually;
 use box_tests::machine::on_each_machine;
 use serde_json::json;
 
@@ -301,12 +300,11 @@ async fn files_do_not_wait_for_a_command() {
             "touch /tmp/begun; until [ -e /tmp/meanwhile ]; do sleep 0.01; done; echo ended";
         let (said, ()) = tokio::join!(inside.run(waits), async {
             let begun = json!({"paths": ["/tmp/begun"]});
-            while !matches!(
-                inside.done::<FileStat>(begun.clone()).await.paths["/tmp/begun"],
-                FileOutcome::Stat(_)
-            ) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            eventually("the command begins", async || {
+                let found = inside.done::<FileStat>(begun.clone()).await;
+                matches!(found.paths["/tmp/begun"], FileOutcome::Stat(_))
+            })
+            .await;
             inside.write("/tmp/meanwhile", "x").await;
         });
         assert_eq!(said, "ended");

@@ -1,7 +1,5 @@
 //! The error codes of file actions.
 
-use std::time::Duration;
-
 use box_protocol::Code;
 use box_protocol::actions::{
     FileAttributes, FileFind, FileGrep, FileList, FileMkdir, FileMove, FileOutcome, FilePack,
@@ -289,18 +287,11 @@ async fn a_box_full_of_processes_still_answers() {
         let fill = format!("python3 -c \"{greedy}\" > /dev/null 2>&1 &");
         inside.run(&fill).await;
         let is_full = json!({"paths": ["/tmp/is-full"]});
-        let begun = std::time::Instant::now();
-        loop {
+        box_test_wait::eventually("the process limit is reached", async || {
             let answer = inside.ask::<FileStat>(is_full.clone()).await.unwrap();
-            if matches!(answer.paths["/tmp/is-full"], FileOutcome::Stat(_)) {
-                break;
-            }
-            assert!(
-                begun.elapsed() < box_tests::wait::LONG,
-                "the process limit is not reached"
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            matches!(answer.paths["/tmp/is-full"], FileOutcome::Stat(_))
+        })
+        .await;
         for number in 0..20 {
             let path = format!("/tmp/written-{number}");
             inside

@@ -91,7 +91,7 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
             let probe = workspace.path().join("swap/d/touched");
             while !host.join("touched").exists() {
                 let _ = std::fs::write(&probe, "x");
-                assert!(begin.elapsed() < box_tests::wait::LONG, "the swaps do not work");
+                assert!(begin.elapsed() < box_test_wait::LONG, "the swaps do not work");
                 tokio::task::yield_now().await;
             }
             std::fs::remove_file(host.join("touched")).unwrap();
@@ -117,7 +117,7 @@ async fn a_guest_that_swaps_directories_for_links_gains_nothing() {
             // once.
             let rounds_done = Instant::now();
             while seen.contains(&0) {
-                assert!(rounds_done.elapsed() < box_tests::wait::LONG, "the file existed and did not: {seen:?}");
+                assert!(rounds_done.elapsed() < box_test_wait::LONG, "the file existed and did not: {seen:?}");
                 seen = looked_at(inside, seen).await;
             }
             std::fs::write(&stop, "").unwrap();

@@ -60,7 +60,7 @@ impl BoxFiles<'_> {
             if is(&seen) {
                 return (seen, read);
             }
-            assert!(begun.elapsed() < box_tests::wait::LONG, "{seen:?}");
+            assert!(begun.elapsed() < box_test_wait::LONG, "{seen:?}");
         }
     }
 

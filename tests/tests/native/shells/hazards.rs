@@ -2,8 +2,8 @@
 
 use box_protocol::{CommandState, ExitWhy};
 use box_runtime::Caller;
+use box_test_wait::eventually;
 use box_tests::machine::{gone, mark, printed, processes_with};
-use box_tests::wait::eventually;
 use serde_json::json;
 
 use super::{begin, create, ended, kill, run, running, try_run, with_each_shell, with_shell};

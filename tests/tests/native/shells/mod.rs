@@ -14,8 +14,8 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, CommandInfo, CommandState};
 use box_runtime::Caller;
+use box_test_wait::{LONG, eventually};
 use box_tests::machine::{Machine, on_each_machine, printed};
-use box_tests::wait::LONG;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -157,11 +157,10 @@ async fn read_again(machine: &Machine, id: &str, view: &str) -> Vec<Displayed> {
 }
 
 async fn running(machine: &Machine, id: &str) {
-    let begun = Instant::now();
-    while get(machine, id).await.state != CommandState::Running {
-        assert!(begun.elapsed() < LONG);
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    eventually(&format!("{id} runs"), async || {
+        get(machine, id).await.state == CommandState::Running
+    })
+    .await;
 }
 
 async fn kill(machine: &Machine, id: &str, more: Value) -> CommandInfo {

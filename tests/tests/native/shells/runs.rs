@@ -1,11 +1,9 @@
 //! Runs as commands: lost callers, records, logs, and the directory that a run leaves behind.
 
-use std::time::Duration;
-
 use box_protocol::{Code, CommandState, ExitWhy};
 use box_runtime::Caller;
+use box_test_wait::eventually;
 use box_tests::machine::Machine;
-use box_tests::wait::LONG;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -66,17 +64,15 @@ async fn a_run_has_its_own_record_time_and_log_size() {
     with_shell("bash", async |machine| {
         let short = json!({"command_id": "short", "retain_ms": 1});
         try_run(machine, "s", "true", short).await.unwrap();
-        let begun = std::time::Instant::now();
-        loop {
+        eventually("the record expires", async || {
             let key = serde_json::from_value(json!({"box_id": "c", "command_id": "short"}));
             let found = machine.runtime.get_command(&Caller::Local, key.unwrap());
-            if let Err(error) = found.await {
+            found.await.is_err_and(|error| {
                 assert_eq!(error.code(), Code::NotFound);
-                break;
-            }
-            assert!(begun.elapsed() < LONG);
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+                true
+            })
+        })
+        .await;
         let small = json!({"command_id": "small", "log_bytes": 65536});
         super::begin(machine, "s", "head -c 1000000 /dev/zero", small).await;
         let info = ended(machine, "small").await;
@@ -136,19 +132,12 @@ async fn a_queued_run_of_a_lost_caller_runs_in_its_turn() {
         let (sender, _chunks) = mpsc::channel(4);
         let caller = Caller::Local;
         let call = Box::pin(machine.runtime.run_in_shell(&caller, params, Some(sender)));
-        let waiting = async {
-            let begun = std::time::Instant::now();
+        let waiting = eventually("the run waits", async || {
             let key = json!({"box_id": "c", "command_id": "queued"});
-            loop {
-                let key = serde_json::from_value(key.clone()).unwrap();
-                let found = machine.runtime.get_command(&Caller::Local, key).await;
-                if found.is_ok_and(|info| info.state == CommandState::Pending) {
-                    return;
-                }
-                assert!(begun.elapsed() < LONG);
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
+            let key = serde_json::from_value(key).unwrap();
+            let found = machine.runtime.get_command(&Caller::Local, key).await;
+            found.is_ok_and(|info| info.state == CommandState::Pending)
+        });
         tokio::select! {
             ended = call => panic!("{ended:?}"),
             () = waiting => {}

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use box_protocol::actions::ShellState;
 use box_protocol::{Code, CommandState, ExitWhy, Role};
+use box_test_wait::eventually;
 use box_tests::machine::{gone, mark, printed, processes_with};
-use box_tests::wait::{LONG, eventually};
 use serde_json::json;
 
 use super::{begin, create, delete, ended, get, list, run, try_run, with_each_shell, with_shell};
@@ -135,10 +135,10 @@ async fn an_idle_shell_ends_and_a_busy_one_does_not() {
             .unwrap();
         let begun = Instant::now();
         assert_eq!(run(machine, "brief", "sleep 2; echo on").await.text(), "on");
-        while list(machine).await.len() > 1 {
-            assert!(begun.elapsed() < LONG);
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually("the idle shell ends", async || {
+            list(machine).await.len() <= 1
+        })
+        .await;
         assert!(
             begun.elapsed() >= Duration::from_millis(3500),
             "{:?}",
