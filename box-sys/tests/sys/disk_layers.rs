@@ -10,9 +10,10 @@ use box_sys::{
     socket_pair,
 };
 use box_test_wait::LONG;
+use box_test_wait::blocking::eventually;
 
 use crate::disks::{is_root, loops, no_loops, server_in};
-use crate::support::{TestServer, eventually, guest};
+use crate::support::{TestServer, guest};
 
 const MIB: u64 = 1 << 20;
 
