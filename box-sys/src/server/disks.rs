@@ -67,12 +67,6 @@ pub(crate) struct Disks {
     kind: Option<DiskKind>,
     /// Formatted files without a name, the last used last.
     templates: Vec<(Caps, OwnedFd)>,
-    /// Whether to keep a disk ready.
-    keeps_ready: bool,
-    /// A disk for the next fork, and its limits. Other boxes get the disks of their spares.
-    ready: Option<(Caps, Disk)>,
-    /// The limits of the last fork, which the next one probably has.
-    wanted: Option<Caps>,
 }
 
 /// A mounted disk that no box uses yet.
@@ -94,15 +88,12 @@ pub(crate) struct DiskHandle {
 
 impl Disks {
     /// Disks in this directory. Without one, the server makes none.
-    pub(crate) fn new(path: Option<PathBuf>, keeps_ready: bool) -> Self {
+    pub(crate) fn new(path: Option<PathBuf>) -> Self {
         Self {
             path,
             directory: None,
             kind: None,
             templates: Vec::new(),
-            keeps_ready,
-            ready: None,
-            wanted: None,
         }
     }
 
@@ -123,43 +114,6 @@ impl Disks {
         };
         self.kind = Some(kind);
         kind
-    }
-
-    /// Takes the disk that is ready, or makes one with these limits.
-    ///
-    /// The caller is in the host's mount namespace.
-    pub(crate) fn take(&mut self, caps: Caps) -> Result<Disk> {
-        self.wanted = self.keeps_ready.then_some(caps);
-        match self.ready.take_if(|(ready, _)| *ready == caps) {
-            Some((_, disk)) => Ok(disk),
-            None => self.make(caps),
-        }
-    }
-
-    /// Whether [`Self::refill`] has work.
-    pub(crate) fn is_short(&self) -> bool {
-        let ready = self.ready.as_ref().map(|(caps, _)| *caps);
-        self.wanted.is_some() && ready != self.wanted
-    }
-
-    /// Makes the disk of the next fork, which would take a third of its time.
-    ///
-    /// The caller is in the host's mount namespace.
-    pub(crate) fn refill(&mut self) -> Result<()> {
-        self.clear();
-        // After a failure, the next fork makes its own disk and reports the error.
-        if let Some(caps) = self.wanted.take() {
-            self.ready = Some((caps, self.make(caps)?));
-            self.wanted = Some(caps);
-        }
-        Ok(())
-    }
-
-    /// Ends the disk that is ready.
-    pub(crate) fn clear(&mut self) {
-        if let Some((_, disk)) = self.ready.take() {
-            disk.handle.discard();
-        }
     }
 
     /// Makes a disk with these limits.

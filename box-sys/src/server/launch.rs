@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
-use super::disks::{Disk, Disks};
+use super::disks::Disk;
 use super::layers::{self, DISK_WAIT, Layers};
 use super::spares::Spare;
 use super::{RunningBox, Server};
@@ -14,7 +14,7 @@ use crate::child::{self, FinishRequest, InitMain, Resources};
 use crate::disk_file::{self, Use};
 use crate::error::{At, Error, Result};
 use crate::mounts::{attach, clone_tree, create_mount_point};
-use crate::plan::{Caps, Limits, Mount, SandboxPlan, Scratch, Source, check_target};
+use crate::plan::{Limits, Mount, SandboxPlan, Scratch, Source, check_target};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY, Forked};
 use crate::volumes;
 use crate::wire::{FDS_MAX, socket_pair};
@@ -109,9 +109,7 @@ impl Server {
         if let Some((tree, _)) = request.trees.iter().find(|(_, mount)| mount.overlay) {
             layers.by_descriptor &= self.layers.takes_descriptors(tree.as_fd());
         }
-        let is_fork = !layers::disks(&plan.layers).is_empty();
-        let disk = if is_fork { Disks::take } else { Disks::make };
-        let mut disk = self.disk(plan, disk)?;
+        let mut disk = self.new_disk(plan)?;
         if let (Some(disk), Some(name)) = (&mut disk, disk_name(plan)) {
             self.disks.name(&mut disk.handle, name)?;
         }
@@ -142,15 +140,11 @@ impl Server {
         }
     }
 
-    /// Gets the disk of a box, if its plan asks for one.
-    fn disk(
-        &mut self,
-        plan: &SandboxPlan,
-        get: fn(&mut Disks, Caps) -> Result<Disk>,
-    ) -> Result<Option<Disk>> {
+    /// Makes the disk of a box, if its plan asks for one.
+    fn new_disk(&mut self, plan: &SandboxPlan) -> Result<Option<Disk>> {
         match plan.scratch {
             Scratch::FileSystem { caps, .. } => {
-                self.in_host_mounts(|server| get(&mut server.disks, caps).map(Some))
+                self.in_host_mounts(|server| server.disks.make(caps).map(Some))
             }
             Scratch::Memory(_) | Scratch::File { .. } | Scratch::Directory { .. } => Ok(None),
         }
@@ -194,7 +188,7 @@ impl Server {
         let (near, far) = socket_pair().at("create a socket pair")?;
         self.pools.prepare_overlays(&self.template)?;
         let layers = self.layers(shape)?;
-        let disk = self.disk(shape, Disks::make)?;
+        let disk = self.new_disk(shape)?;
         let mut far = Some(far);
         let pid = self.fork(
             shape,

@@ -187,7 +187,7 @@ impl Server {
             primitives,
             filter,
             closing: crate::seccomp::closing_program(),
-            disks: Disks::new(config.disks.clone(), config.spares > 0),
+            disks: Disks::new(config.disks.clone()),
             layers: KeptLayers::default(),
             shapes: Shapes::new(config.spares),
             pidfd,
@@ -240,20 +240,11 @@ impl Server {
                     // Spares take from the pools, so they come first. An error here appears again,
                     // or not, when a client needs the part.
                     let more = self.add_spare().unwrap_or(false)
-                        || self.pools.refill(&self.template, &self.cgroups)
-                        || self.refill_disk().unwrap_or(false);
+                        || self.pools.refill(&self.template, &self.cgroups);
                     refill_delay = more.then_some(0);
                 }
             }
         }
-    }
-
-    /// Makes the disk of the next fork. Returns `false` if it exists.
-    fn refill_disk(&mut self) -> Result<bool> {
-        if !self.disks.is_short() {
-            return Ok(false);
-        }
-        self.in_host_mounts(|server| server.disks.refill().map(|()| true))
     }
 
     fn answer(&mut self, request: Request, mut fds: Vec<OwnedFd>) {
@@ -373,7 +364,6 @@ impl Server {
     /// Ends the owned boxes; the others continue to run.
     fn finish(&mut self) {
         self.shapes.clear();
-        self.disks.clear();
         let owned: Vec<i32> = self
             .boxes
             .iter()

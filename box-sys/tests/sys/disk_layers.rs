@@ -10,7 +10,6 @@ use box_sys::{
     socket_pair,
 };
 use box_test_wait::LONG;
-use box_test_wait::blocking::eventually;
 
 use crate::disks::{is_root, loops, no_loops, server_in};
 use crate::support::{TestServer, guest};
@@ -320,41 +319,5 @@ fn a_disk_after_a_crash_of_the_machine_is_checked() {
         let made = place.server.fork_server.create(&plan, &[far.as_fd()], &[]);
         assert!(made.is_err());
     }
-    no_loops(place.directory.path());
-}
-
-#[test]
-fn forks_take_a_disk_that_is_ready_with_their_own_limits() {
-    if !is_root() {
-        return;
-    }
-    let place = Place::new(1);
-    let root = Root::Host;
-    let layer = Layer::disk(place.made(&root, &[], "source", "echo s > /home/box/source"));
-    let sizes = [64, 64, 128, 64];
-    for (n, mib) in sizes.into_iter().enumerate() {
-        let plan = place.plan(
-            &root,
-            std::slice::from_ref(&layer),
-            new_disk(&format!("fork-{n}"), mib * MIB),
-        );
-        let boxed = place.server.create_box(&plan);
-        let shown = boxed.sh("cat ~/source; ls ~ /tmp; df -BM --output=size /tmp | tail -n 1; echo x > ~/own; echo y > /tmp/own");
-        let shown: Vec<_> = shown.out.split_whitespace().map(str::to_owned).collect();
-        let size = shown.last().unwrap().trim_end_matches('M').parse::<u64>();
-        assert!((mib * 9 / 10..=mib).contains(&size.unwrap()), "{shown:?}");
-        assert_eq!(
-            shown[..4],
-            ["s", "/home/box:", "source", "/tmp:"],
-            "{shown:?}"
-        );
-        drop(boxed);
-        eventually("only the disk of the next fork has a loop device", || {
-            let files = loops(place.directory.path());
-            matches!(files.as_slice(), [file] if file.trim().ends_with("(deleted)"))
-        });
-    }
-    let pid = rustix::process::Pid::from_raw(place.server.fork_server.pid().try_into().unwrap());
-    rustix::process::kill_process(pid.unwrap(), rustix::process::Signal::KILL).unwrap();
     no_loops(place.directory.path());
 }
