@@ -16,12 +16,11 @@ const ONES: u64 = u64::MAX / 255;
 const HIGH_BITS: u64 = ONES << 7;
 
 /// A JSON string, including its quotes.
-#[derive(Debug)]
-pub struct JsonString(String);
+pub(crate) struct JsonString(String);
 
 impl JsonString {
     /// Encodes bytes as base64, which needs no escaping.
-    pub fn base64(bytes: &[u8]) -> Self {
+    pub(crate) fn base64(bytes: &[u8]) -> Self {
         let mut json = String::with_capacity(STANDARD.encoded_length(bytes.len()) + 2);
         json.push('"');
         STANDARD.encode_append(bytes, &mut json);
@@ -30,7 +29,7 @@ impl JsonString {
     }
 
     /// Escapes text as `serde_json` does.
-    pub fn text(text: &str) -> Self {
+    pub(crate) fn text(text: &str) -> Self {
         // Reserves space for some escaped line breaks.
         let mut json = String::with_capacity(text.len() + text.len() / 16 + 2);
         json.push('"');

@@ -56,7 +56,6 @@ pub use ids::{
 };
 pub use invalid::Invalid;
 pub use invisible::is_invisible;
-pub use json_string::JsonString;
 pub use model::*;
 pub use note::{MAX_NOTE_BYTES, Note};
 pub use text::TextDecoder;

@@ -97,16 +97,6 @@ impl<C: Send + 'static, R: Send + 'static> StreamedCall<C, R> {
         }
     }
 
-    /// Returns the next chunk if it is there already.
-    pub fn next_ready(&mut self) -> Option<C> {
-        self.first.take().or_else(|| self.chunks.try_recv().ok())
-    }
-
-    /// Makes the chunk that was read last the next one again.
-    pub fn put_back(&mut self, chunk: C) {
-        self.first = Some(chunk);
-    }
-
     /// Returns a response body of this call; `frame` writes each step, or nothing.
     ///
     /// `Idle` steps come after each `keepalive` without a chunk. The body ends after the result. Dropping it cancels the
@@ -169,18 +159,6 @@ mod tests {
             assert!(matches!(call.next().await, Step::Chunk(chunk) if chunk == expected));
         }
         assert!(matches!(call.next().await, Step::End(Ok(50))));
-    }
-
-    #[tokio::test]
-    async fn a_chunk_that_was_put_back_is_the_next_one() {
-        let mut call = counting(3);
-        assert_eq!(call.next_ready(), None, "the call has not started");
-        assert!(matches!(call.next().await, Step::Chunk(0)));
-        assert_eq!(call.next_ready(), Some(1));
-        call.put_back(1);
-        assert_eq!(call.next_ready(), Some(1));
-        assert!(matches!(call.next().await, Step::Chunk(2)));
-        assert!(matches!(call.next().await, Step::End(Ok(3))));
     }
 
     #[tokio::test]

@@ -8,12 +8,12 @@ import socket
 import pytest
 from conftest import call
 from program import free_port
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
 ECHO = """
 import socketserver
-from waiting import eventually_async
 class Echo(socketserver.BaseRequestHandler):
     def handle(self):
         while data := self.request.recv(65536):

@@ -6,10 +6,9 @@
 use std::time::Duration;
 
 use axum::response::Response;
-use box_protocol::actions::{
-    CommandChunk, CommandKey, CommandKillParams, OutputPiece, StreamName, View,
-};
-use box_protocol::{BoxId, Code, CommandId, CommandInfo, JsonString};
+use box_protocol::actions::{CommandChunk, CommandKey, CommandKillParams};
+use box_protocol::actions::{StreamName, View};
+use box_protocol::{BoxId, Code, CommandId, CommandInfo};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -26,10 +25,6 @@ const FIRST_MESSAGE: Duration = Duration::from_secs(30);
 
 /// How long the server reads from a client that no longer receives, for a message that ends its command.
 const LAST_MESSAGES: Duration = Duration::from_secs(5);
-
-/// The maximum length of the text of a message. The clients refuse messages of over 1 MiB, and JSON may need six bytes
-/// for a character.
-const MAX_MESSAGE_BYTES: usize = 128 << 10;
 
 /// The close status after the last message.
 const NORMAL: u16 = 1000;
@@ -66,11 +61,11 @@ enum Message<'a> {
         pid: Option<u32>,
     },
     Stdout {
-        data: JsonString,
+        data: &'a str,
         offset: u64,
     },
     Stderr {
-        data: JsonString,
+        data: &'a str,
         offset: u64,
     },
 }
@@ -80,14 +75,6 @@ impl Message<'_> {
         Message::Started {
             command_id: info.command_id.as_str(),
             pid: info.pid,
-        }
-    }
-
-    fn output(piece: &OutputPiece<String>) -> Message<'static> {
-        let (data, offset) = (JsonString::text(&piece.data), piece.offset);
-        match piece.stream {
-            StreamName::Stdout => Message::Stdout { data, offset },
-            StreamName::Stderr => Message::Stderr { data, offset },
         }
     }
 }
@@ -220,8 +207,12 @@ async fn send_output(
                 send(sender, &Message::started(&info)).await
             }
             Step::Chunk(CommandChunk::Text(piece)) => {
-                let piece = with_following(piece, &mut reading);
-                send(sender, &Message::output(&piece)).await
+                let (data, offset) = (piece.data.as_str(), piece.offset);
+                let message = match piece.stream {
+                    StreamName::Stdout => Message::Stdout { data, offset },
+                    StreamName::Stderr => Message::Stderr { data, offset },
+                };
+                send(sender, &message).await
             }
             // After a gap, the offset of the next output tells the client.
             Step::Chunk(_) | Step::Idle => true,
@@ -231,27 +222,6 @@ async fn send_output(
             return None;
         }
     }
-}
-
-/// Appends the output that is there already, so that a fast command takes few messages.
-fn with_following(mut piece: OutputPiece<String>, reading: &mut Reading) -> OutputPiece<String> {
-    while let Some(chunk) = reading.next_ready() {
-        match chunk {
-            CommandChunk::Text(next) if follows(&piece, &next) => piece.data.push_str(&next.data),
-            other => {
-                reading.put_back(other);
-                break;
-            }
-        }
-    }
-    piece
-}
-
-/// Whether two pieces fit into one message.
-fn follows(piece: &OutputPiece<String>, next: &OutputPiece<String>) -> bool {
-    next.stream == piece.stream
-        && next.offset == piece.offset + piece.data.len() as u64
-        && piece.data.len() + next.data.len() <= MAX_MESSAGE_BYTES
 }
 
 async fn send(sender: &SocketSender, message: &impl Serialize) -> bool {
