@@ -58,11 +58,17 @@ fn a_killed_pull_is_continued_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
     let child = spawn(&store, &["pull", &server.name("1")]);
-    let partial = store
-        .join("partial")
-        .join(Digest::of(&image.layers[1]).hex());
-    let written = || std::fs::metadata(&partial).map_or(0, |found| found.len());
-    eventually("most of the layer is there", || written() >= 2 << 20);
+    let written = |layer: usize| {
+        let partial = Digest::of(&image.layers[layer]).hex();
+        std::fs::metadata(store.join("partial").join(partial)).map_or(0, |found| found.len())
+    };
+    eventually("most of the second layer is there", || {
+        written(1) >= 2 << 20
+    });
+    // Its file exists in the tree before its last bytes have arrived.
+    eventually("the first layer is complete", || {
+        written(0) == image.layers[0].len() as u64
+    });
     // The first layer is unpacked while the second arrives.
     let unpacked = || {
         let work = names(&store, "work");
@@ -78,7 +84,7 @@ fn a_killed_pull_is_continued_and_leaves_nothing() {
     let opened = open(&store);
     assert!(opened.list().unwrap().is_empty());
     assert_swept(&store);
-    let kept = written();
+    let kept = written(1);
     assert!(kept >= 2 << 20);
     let again = spawn(&store, &["pull", &server.name("1")])
         .wait_with_output()
