@@ -25,6 +25,7 @@ mod syn_queue;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use serde::{Deserialize, Serialize};
@@ -114,13 +115,17 @@ fn open_egress(with_syn_queue: bool) -> io::Result<Vec<OwnedFd>> {
 
 /// Writes rules with a SYN queue, if the kernel supports it. Returns its socket.
 fn queue_syns() -> Option<OwnedFd> {
+    const METHODS: [QueueMethod; 2] = [QueueMethod::Expression, QueueMethod::Target];
+    /// The method that worked last. For an unknown one, the kernel searches a module, which takes
+    /// milliseconds.
+    static KNOWN: AtomicUsize = AtomicUsize::new(0);
     let syn_queue = syn_queue::create().ok()?;
+    let first = KNOWN.load(Ordering::Relaxed);
+    let mut order = (first..METHODS.len()).chain(0..first);
     // The kernel applies all rules or none.
-    let written = |method: &QueueMethod| rules::write(Some(*method)).is_ok();
-    [QueueMethod::Expression, QueueMethod::Target]
-        .iter()
-        .any(written)
-        .then_some(syn_queue)
+    let works = order.find(|&method| rules::write(Some(METHODS[method])).is_ok())?;
+    KNOWN.store(works, Ordering::Relaxed);
+    Some(syn_queue)
 }
 
 /// Adds an address and a default route to the loopback interface.

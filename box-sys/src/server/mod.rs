@@ -3,14 +3,15 @@
 //! A fork copies the memory map of the caller. For a daemon of a gigabyte this takes fifty times as
 //! long as a spawn. In a daemon with threads it also copies locks that stay locked forever.
 //!
-//! `template_mounts.rs` builds the mounts that every box starts from, `overlays.rs` gives each box
-//! separate inodes of them, `pools.rs` prepares parts in advance, `spares.rs` keeps boxes that wait
+//! `template_mounts.rs` builds the mounts that every box starts from, with the `/etc` of `etc.rs`,
+//! `overlays.rs` gives each box separate inodes of them, `pools.rs` prepares parts in advance, `spares.rs` keeps boxes that wait
 //! for a plan, `disks.rs` makes disks, `layers.rs` keeps images and layers, `snapshots.rs` makes
 //! layers, `changes.rs` compares files, and `launch.rs` creates a box from a plan. This file
 //! contains the main loop.
 
 mod changes;
 pub(crate) mod disks;
+mod etc;
 mod launch;
 pub(crate) mod layers;
 pub(crate) mod overlays;

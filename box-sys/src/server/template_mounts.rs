@@ -25,6 +25,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::mount::UnmountFlags;
 
+use super::etc;
 use super::overlays::{self, SystemTree};
 use crate::error::{At, Result};
 use crate::identity;
@@ -37,53 +38,6 @@ use crate::raw::{self, ATTR_NODEV, ATTR_NOEXEC, ATTR_NOSUID};
 ///
 /// If one is a link (`/bin` to `usr/bin`), boxes get the link.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
-
-/// Files of the host's `/etc` that boxes get. None of them is secret.
-///
-/// They are copied. Copies need fewer mounts and do not change in a running box.
-const ETC: &[&str] = &[
-    "alternatives",
-    "bash.bashrc",
-    "ca-certificates.conf",
-    "debian_version",
-    "default/locale",
-    "ethertypes",
-    "host.conf",
-    "inputrc",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "locale.alias",
-    "locale.conf",
-    "localtime",
-    "login.defs",
-    "lsb-release",
-    "magic",
-    "mailcap",
-    "mime.types",
-    "networks",
-    "nsswitch.conf",
-    "os-release",
-    "pki/ca-trust/extracted",
-    "pki/tls/certs",
-    "profile",
-    "protocols",
-    "python3",
-    "redhat-release",
-    "rpc",
-    "services",
-    "shells",
-    "ssl/cert.pem",
-    "ssl/certs",
-    "ssl/openssl.cnf",
-    "terminfo",
-    "timezone",
-    "vimrc",
-    "xattr.conf",
-];
-/// Largest copied file and number of entries, so that `/etc` cannot fill memory.
-const ETC_FILE_MAX: u64 = 1 << 20;
-const ETC_ENTRIES_MAX: usize = 10_000;
 
 /// The six devices with their numbers.
 ///
@@ -231,7 +185,7 @@ impl Template {
         for n in 0..=LAYERS_MAX {
             create_dirs(root.as_fd(), Path::new(&format!("l/{n}"))).at("create a directory")?;
         }
-        copy_etc(&root)?;
+        etc::copy(&root)?;
         let default = SandboxPlan::default();
         let who = create_dirs(root.as_fd(), Path::new("p/who")).at("open")?;
         identity::write(&who, &default.guest, &default.hostname).at("write the identity files")?;
@@ -379,67 +333,4 @@ fn masks() -> Vec<(String, bool)> {
         Some(((*name).to_owned(), meta.is_dir()))
     };
     MASKED.iter().filter_map(masked).collect()
-}
-
-/// Runs after `/etc/profile`, which resets `PATH`. Adds the guest's own programs.
-const LOGIN: &[u8] = b"case \":$PATH:\" in\n*\":$HOME/.local/bin:\"*) ;;\n*) PATH=\"$HOME/.local/bin:$PATH\" ;;\nesac\n";
-
-fn copy_etc(root: &OwnedFd) -> Result<()> {
-    let etc = create_dirs(root.as_fd(), Path::new("p/etc")).at("open the new /etc")?;
-    let mut left = ETC_ENTRIES_MAX;
-    for name in ETC {
-        let from = Path::new("/etc").join(name);
-        let parent = Path::new(name).parent().unwrap_or(Path::new(""));
-        let Some(file) = from.file_name() else {
-            continue;
-        };
-        if fs::symlink_metadata(&from).is_err() {
-            continue;
-        }
-        let parent = create_dirs(etc.as_fd(), parent).at("create a directory of /etc")?;
-        copy(&from, &parent, file, &mut left).at("copy a file of /etc")?;
-    }
-    let profile =
-        create_dirs(etc.as_fd(), Path::new("profile.d")).at("create a directory of /etc")?;
-    write_new(&profile, "box.sh", LOGIN).at("write a file of /etc")?;
-    for name in identity::FILES {
-        rustix::fs::symlinkat(format!("/run/box/{name}"), &etc, *name)
-            .at("create a link of /etc")?;
-    }
-    rustix::fs::symlinkat("/proc/self/mounts", &etc, "mtab").at("create a link of /etc")
-}
-
-fn write_new(dir: &OwnedFd, name: impl rustix::path::Arg, content: &[u8]) -> io::Result<()> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    let to = rustix::fs::openat(dir, name, flags, Mode::from(0o644))?;
-    io::Write::write_all(&mut fs::File::from(to), content)
-}
-
-/// Copies files, links and directories. Skips unreadable ones.
-fn copy(from: &Path, dir: &OwnedFd, name: &std::ffi::OsStr, left: &mut usize) -> io::Result<()> {
-    if *left == 0 {
-        return Ok(());
-    }
-    *left -= 1;
-    let Ok(meta) = fs::symlink_metadata(from) else {
-        return Ok(());
-    };
-    if meta.is_symlink() {
-        rustix::fs::symlinkat(fs::read_link(from)?, dir, name)?;
-    } else if meta.is_dir() {
-        let Ok(entries) = fs::read_dir(from) else {
-            return Ok(());
-        };
-        rustix::fs::mkdirat(dir, name, Mode::from(0o755))?;
-        let below = open_beneath(dir, name, OFlags::PATH | OFlags::DIRECTORY)?;
-        for entry in entries.flatten() {
-            copy(&entry.path(), &below, &entry.file_name(), left)?;
-        }
-    } else if meta.is_file() && meta.len() <= ETC_FILE_MAX && meta.mode() & 0o004 != 0 {
-        // Only world-readable files, because a server of root could read secrets.
-        if let Ok(content) = fs::read(from) {
-            write_new(dir, name, &content)?;
-        }
-    }
-    Ok(())
 }
