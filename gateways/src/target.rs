@@ -11,13 +11,17 @@ use box_protocol::actions::{
     PortShareParams, ShellCreate, ShellCreateParams, ShellCreateResult, ShellRun, ShellRunParams,
 };
 use box_protocol::{
-    Adjusted, BoxError, BoxId, BoxInfo, Checkpoint, Code, CommandInfo, GatewayName, SpecDraft,
+    Adjusted, BoxError, BoxId, BoxInfo, Checkpoint, Code, CommandInfo, GatewayName, Invalid,
+    SpecDraft,
 };
 use box_rpc::{Action, Caller};
 use box_runtime::{BoxRuntime, DataPlane};
 use box_service::BoxService;
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
+
+use crate::http::body::Params;
+use crate::http::context::Context;
 
 /// The box of calls that name none.
 #[derive(Debug, Clone)]
@@ -29,6 +33,21 @@ pub(crate) struct DefaultBox {
 }
 
 impl DefaultBox {
+    /// Returns the box that the query of a request names, or the one of its token, with a prefix in its id.
+    pub(crate) fn of_request(
+        context: &Context,
+        params: &Params,
+        prefix: &str,
+    ) -> Result<Self, Invalid> {
+        let named = params.get("box").map(str::to_owned);
+        // The names of tokens may have characters that the ids of boxes have not.
+        let own = || format!("{prefix}-{}", context.caller.name().replace('/', "-"));
+        Ok(Self {
+            id: BoxId::new(named.unwrap_or_else(own))?,
+            spec: Some(Box::new(SpecDraft::default())),
+        })
+    }
+
     /// Creates the box if it does not exist, and returns the result of the creation.
     pub(crate) async fn open(&self, target: &Target) -> Result<Option<BoxCreateResult>, BoxError> {
         let Some(spec) = &self.spec else {

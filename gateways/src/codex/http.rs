@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::any;
-use box_protocol::{BoxId, SpecDraft};
 use tokio::sync::mpsc;
 
 use super::connection::Connection;
@@ -15,36 +13,18 @@ use super::{GATEWAY, MAX_MESSAGE_BYTES};
 use crate::http::body::Params;
 use crate::http::context::{Context, InBox};
 use crate::http::refusal::Refusal;
-use crate::http::routes::{CapabilityAccess, RouteAccess, Routes, box_in_path};
+use crate::http::routes::{Routes, default_and_one_box};
 use crate::http::socket::{Incoming, Socket, SocketSender, Upgrade};
 use crate::target::{DefaultBox, Here, Target};
 
 /// Returns all routes.
 pub fn routes() -> Vec<Routes> {
     let sessions = Arc::<Sessions>::default();
-    let router = |path, handler| {
-        let state = Arc::clone(&sessions);
-        Router::new().route(path, handler).with_state(state)
-    };
-    vec![
-        Routes {
-            name: "codex",
-            router: router("/codex", any(default_box)),
-            access: RouteAccess::new(),
-        },
-        Routes {
-            name: "codex_box",
-            router: router("/boxes/{box}/codex", any(one_box)),
-            access: RouteAccess {
-                capability: Some(CapabilityAccess {
-                    box_of: box_in_path,
-                    scope: |_| None,
-                    header: None,
-                }),
-                ..RouteAccess::new()
-            },
-        },
-    ]
+    default_and_one_box(
+        ("codex", any(default_box)),
+        ("codex_box", any(one_box)),
+        sessions,
+    )
 }
 
 /// Serves a client whose box is in the query, or is that of its token.
@@ -54,13 +34,7 @@ async fn default_box(
     params: Params,
     upgrade: Upgrade,
 ) -> Result<Response, Refusal> {
-    let named = params.get("box").map(str::to_owned);
-    // The names of tokens may have characters that the ids of boxes have not.
-    let own = || format!("codex-{}", context.caller.name().replace('/', "-"));
-    let default = DefaultBox {
-        id: BoxId::new(named.unwrap_or_else(own))?,
-        spec: Some(Box::new(SpecDraft::default())),
-    };
+    let default = DefaultBox::of_request(&context, &params, "codex")?;
     Ok(serve(sessions, context, default, upgrade))
 }
 

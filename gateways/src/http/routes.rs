@@ -6,6 +6,7 @@
 use axum::Router;
 use axum::http::Uri;
 use axum::http::request::Parts;
+use axum::routing::MethodRouter;
 
 use super::capability::Scope;
 use super::refusal::{ErrorBody, flat_error};
@@ -53,6 +54,40 @@ impl Default for RouteAccess {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Returns the routes of a protocol at `/NAME`, for a default box, and at `/boxes/{box}/NAME`, for that box.
+///
+/// A capability for the whole box opens the second.
+pub(crate) fn default_and_one_box<S: Clone + Send + Sync + 'static>(
+    (default_name, default): (&'static str, MethodRouter<S>),
+    (box_name, one_box): (&'static str, MethodRouter<S>),
+    state: S,
+) -> Vec<Routes> {
+    let router = |path: String, handler| {
+        let router = Router::new().route(&path, handler);
+        router.with_state(state.clone())
+    };
+    let capability = CapabilityAccess {
+        box_of: box_in_path,
+        scope: |_| None,
+        header: None,
+    };
+    vec![
+        Routes {
+            name: default_name,
+            router: router(format!("/{default_name}"), default),
+            access: RouteAccess::new(),
+        },
+        Routes {
+            name: box_name,
+            router: router(format!("/boxes/{{box}}/{default_name}"), one_box),
+            access: RouteAccess {
+                capability: Some(capability),
+                ..RouteAccess::new()
+            },
+        },
+    ]
 }
 
 /// How a request names the box and the capability that opens it.

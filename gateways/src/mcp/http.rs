@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
-use box_protocol::{BoxId, SpecDraft};
+use box_protocol::BoxId;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde::Deserialize;
@@ -23,7 +22,7 @@ use super::session::Session;
 use crate::http::body::{Params, read};
 use crate::http::context::{Context, InBox};
 use crate::http::refusal::{Refusal, json_response};
-use crate::http::routes::{CapabilityAccess, RouteAccess, Routes, box_in_path};
+use crate::http::routes::{Routes, default_and_one_box};
 use crate::target::DefaultBox;
 
 /// The maximum length of a request.
@@ -37,30 +36,12 @@ const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 
 /// Returns all routes.
 pub fn routes() -> Vec<Routes> {
-    let router = |path, handler| {
-        Router::new()
-            .route(path, handler)
-            .with_state(Arc::<RunningCalls>::default())
-    };
-    vec![
-        Routes {
-            name: "mcp",
-            router: router("/mcp", any(default_box)),
-            access: RouteAccess::new(),
-        },
-        Routes {
-            name: "mcp_box",
-            router: router("/boxes/{box}/mcp", any(one_box)),
-            access: RouteAccess {
-                capability: Some(CapabilityAccess {
-                    box_of: box_in_path,
-                    scope: |_| None,
-                    header: None,
-                }),
-                ..RouteAccess::new()
-            },
-        },
-    ]
+    let running = Arc::<RunningCalls>::default();
+    default_and_one_box(
+        ("mcp", any(default_box)),
+        ("mcp_box", any(one_box)),
+        running,
+    )
 }
 
 /// Serves a client whose default box is in the query, or is that of its token.
@@ -70,13 +51,7 @@ async fn default_box(
     params: Params,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let named = params.get("box").map(str::to_owned);
-    // The names of tokens may have characters that the ids of boxes have not.
-    let own = || format!("mcp-{}", context.caller.name().replace('/', "-"));
-    let default = DefaultBox {
-        id: BoxId::new(named.unwrap_or_else(own))?,
-        spec: Some(Box::new(SpecDraft::default())),
-    };
+    let default = DefaultBox::of_request(&context, &params, "mcp")?;
     serve(&running, context, default, request).await
 }
 
