@@ -26,8 +26,19 @@ pub(crate) async fn diff(cli: &Cli, args: &DiffArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut batches = pin!(changes.try_ready_chunks(BATCH));
+    let mut is_empty = true;
     while let Some(batch) = batches.try_next().await.map_err(|error| error.1)? {
+        is_empty = false;
         output::print(&output::lines(batch.iter().map(line)))?;
+    }
+    if let (true, Some(path)) = (is_empty, &args.path) {
+        let checkpoints = handle.info().await?.checkpoints;
+        if checkpoints.iter().any(|it| it.name.as_str() == path) {
+            let (name, path) = (output::visible(&args.name), output::visible(path));
+            output::eprintln(&format!(
+                "boxd: no changes at the path {path}; compare with the checkpoint {path}: boxd diff {name} --since {path}"
+            ));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

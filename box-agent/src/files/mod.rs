@@ -245,7 +245,8 @@ impl Files {
         match user {
             Some(user) if !is_guest(user) => {
                 let guest = &guest.name;
-                let message = format!("user: not a user of this box; its only user is {guest}");
+                let message =
+                    format!("user: {user:?} is not a user of this box; its only user is {guest}");
                 Err(BoxError::denied(message))
             }
             _ => Ok(()),

@@ -173,10 +173,14 @@ impl AttributeChange {
             ));
         }
         let guest = &guest_root.guest;
-        for (field, requested, id) in [("owner", owner, guest.id), ("group", group, guest.group)] {
-            if requested.is_some_and(|requested| !is_guest(guest, id, requested)) {
+        for (field, kind, requested, id) in [
+            ("owner", "user", owner, guest.id),
+            ("group", "group", group, guest.group),
+        ] {
+            if let Some(requested) = requested.filter(|requested| !is_guest(guest, id, requested)) {
+                let name = &guest.name;
                 return Err(BoxError::denied(format!(
-                    "{field}: not a user of this box; only the guest is"
+                    "{field}: {requested:?} is not a {kind} of this box; its only {kind} is {name}"
                 )));
             }
         }

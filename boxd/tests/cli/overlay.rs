@@ -327,6 +327,12 @@ fn a_box_is_compared_with_its_checkpoints_also_when_it_is_stopped() {
         assert_eq!(server.ok(&["diff", "work"]), "M README\n");
         server.ok(&["start", "work"]);
         assert_eq!(server.ok(&["diff", "work", "--since", "first"]), "");
+        let no_option = err(&server.run(&["diff", "work", "first"]));
+        assert!(
+            no_option.contains("boxd diff work --since first"),
+            "{no_option}"
+        );
+        assert_eq!(err(&server.run(&["diff", "work", "second"])), "");
         let script = "rm ~/a; echo more >> ~/b; echo three > ~/c; rm src/old";
         server.ok(&["exec", "work", script]);
         let compared = |server: &Server| {

@@ -100,9 +100,11 @@ async fn forbidden_paths_are_denied() {
         for path in ["/proc/1/environ", "/proc/1/mem", "/proc/1/maps"] {
             assert_eq!(inside.unreadable(path).await, Code::Denied, "{path}");
         }
-        for more in [json!({"owner": "root"}), json!({"group": "0"}), json!({"owner": "4242"}), json!({"user": "root"})] {
-            let refused = inside.write_with("/tmp/own", b"x", more.clone()).await;
-            assert_eq!(refused.unwrap_err().code(), Code::Denied, "{more}");
+        for (field, value) in [("owner", "root"), ("group", "0"), ("owner", "4242"), ("user", "root")] {
+            let refused = inside.write_with("/tmp/own", b"x", json!({field: value})).await.unwrap_err();
+            assert_eq!(refused.code(), Code::Denied, "{field}");
+            let begin = format!("{field}: {value:?} is not a ");
+            assert!(refused.message().starts_with(&begin), "{refused:?}");
         }
         let asked = json!({"path": "/usr", "mode": 0o777});
         assert_eq!(inside.refused::<FileAttributes>(asked).await, Code::Denied);
