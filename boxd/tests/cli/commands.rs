@@ -84,10 +84,10 @@ fn a_detached_command_continues_and_is_read_followed_and_waited_for() {
     ]);
     let name = name.trim();
     assert!(name.starts_with("b/"), "{name}");
-    box_test_wait::blocking::eventually("it has printed something", || {
-        out(&server.run(&["logs", name])) == "first\n"
+    box_test_wait::blocking::eventually("it has printed both lines", || {
+        let printed = server.run(&["logs", name]);
+        out(&printed) == "first\n" && err(&printed) == "bad\n"
     });
-    assert_eq!(err(&server.run(&["logs", name])), "bad\n");
     let mut following = server
         .boxd(&["logs", "-f", name])
         .stdout(Stdio::piped())

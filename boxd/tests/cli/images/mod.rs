@@ -17,6 +17,7 @@ use std::process::Output;
 
 use box_client::{BoxClient, ClientOptions, SpecDraft};
 use box_protocol::Main;
+use box_test_wait::eventually;
 use serde_json::{Value, json};
 
 use self::machine::{Machine, on_each_machine};
@@ -270,10 +271,12 @@ async fn a_box_starts_the_command_of_its_image_as_its_main_command() {
     };
     let spec = SpecDraft::new("m").image("app").main(main.clone());
     let created = client.create(spec).await.unwrap();
-    assert_eq!(machine.ok(&["logs", "m/main"]), "of the command\n");
+    // The command runs beside the calls.
+    let printed = async || machine.ok(&["logs", "m/main"]) == "of the command\n";
+    eventually("the main command has printed its line", printed).await;
     created.stop().await.unwrap();
     created.start().await.unwrap();
-    assert_eq!(machine.ok(&["logs", "m/main"]), "of the command\n");
+    eventually("it has printed its line again", printed).await;
     created.delete().await.unwrap();
     let refused = client.create(SpecDraft::new("n").main(main)).await;
     let message = refused.unwrap_err().to_string();

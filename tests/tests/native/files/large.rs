@@ -51,7 +51,11 @@ async fn two_hundred_mebibytes_are_read_with_flat_memory() {
         assert_eq!((info.unwrap().size, total), (bytes, bytes));
         assert!(last.ends_with(b"end\n"));
         let after = (agent().await, this());
-        let grown = (after.0 - before.0, after.1 - before.1);
+        // The kernel counts pages in batches, so a peak may also read a little lower later.
+        let grown = (
+            after.0.saturating_sub(before.0),
+            after.1.saturating_sub(before.1),
+        );
         assert!(
             grown.0 < 16 << 10 && grown.1 < 32 << 10,
             "kibibytes: {grown:?}"
