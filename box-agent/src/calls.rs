@@ -11,13 +11,14 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxError, ExitWhy, Role};
 use box_rpc::{Call, Cancellation, Empty, Handle, Router, Turn};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::CONTRACT;
 use crate::agent::{Agent, Registered};
 use crate::command::Command;
 use crate::head_buffer::HeadBuffers;
-use crate::read::{self, ReadRequest};
+use crate::read::{self, ReadLimits, ReadRequest};
 use crate::shells::Shell;
 use crate::supervise::OutputSink;
 
@@ -99,7 +100,8 @@ impl Handle<AgentStart> for Handlers {
                 drop(turn);
                 let mut snapshot = match params.reply {
                     AgentReply::Streamed { until } => {
-                        self.follow(&command, params.spool, until, call).await?
+                        let limits = ReadLimits::new(until);
+                        self.follow(&command, params.spool, limits, call).await?
                     }
                     AgentReply::Started | AgentReply::Collected { .. } => command.snapshot(),
                 };
@@ -128,6 +130,10 @@ impl Handlers {
         turn: Turn<OrderKey>,
     ) -> Result<AgentCommand, BoxError> {
         let (agent, reply, spool) = (&self.0, params.reply, params.spool);
+        let limits = ReadLimits::new(match reply {
+            AgentReply::Streamed { until } => until,
+            AgentReply::Started | AgentReply::Collected { .. } => Until::default(),
+        });
         let waits = reply != AgentReply::Started;
         // A streamed command with a detach limit survives the loss of the runtime; its exit status waits for the next
         // runtime.
@@ -146,11 +152,17 @@ impl Handlers {
             AgentReply::Started | AgentReply::Streamed { .. } => OutputSink::Log,
         };
         let supervised = if let Some(shell) = shell {
+            let limit = params.timeout_ms.map(Duration::from_millis);
             let (supervised, started) = shell.run(agent, &command, params);
             drop(turn);
-            if reply != AgentReply::Started {
-                // The command may also end before its run begins.
-                let _ = started.await;
+            // In its own task: the run has its time limit also after the end of this call.
+            let queued = tokio::spawn(wait_in_queue(Arc::clone(&command), started, limit));
+            if matches!(reply, AgentReply::Streamed { .. }) {
+                // A reader whose limit is reached gets the state of the queued run.
+                tokio::select! {
+                    _ = queued => {}
+                    _ = limits.passed() => {}
+                }
             }
             supervised
         } else {
@@ -163,7 +175,7 @@ impl Handlers {
             AgentReply::Collected { .. } => supervised
                 .await
                 .map_err(|_| BoxError::internal("command: exit status unknown"))?,
-            AgentReply::Streamed { until } => self.follow(&command, spool, until, call).await?,
+            AgentReply::Streamed { .. } => self.follow(&command, spool, limits, call).await?,
         };
         // A reader that stopped at its limit has not disconnected.
         std::mem::forget(guard);
@@ -175,7 +187,7 @@ impl Handlers {
         &self,
         command: &Arc<Command>,
         spool: Option<u32>,
-        until: Until,
+        limits: ReadLimits,
         mut call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
         self.start_held(command, None).await?;
@@ -193,7 +205,7 @@ impl Handlers {
         };
         sink.send(&started).await?;
         let request = ReadRequest {
-            until,
+            limits,
             slot: self.0.shm_slot(spool),
             ..ReadRequest::default()
         };
@@ -234,6 +246,19 @@ impl Handlers {
             command.kill_tree(&self.0.init());
         }
         command.wait_end().await.map(drop)
+    }
+}
+
+/// Waits until a run leaves the queue of its shell: it starts, or ends before. After its time limit, it ends.
+async fn wait_in_queue(
+    command: Arc<Command>,
+    mut started: oneshot::Receiver<()>,
+    limit: Option<Duration>,
+) {
+    let limit = limit.unwrap_or(Duration::MAX);
+    if timeout(limit, &mut started).await.is_err() {
+        command.end(ExitWhy::Timeout);
+        let _ = started.await;
     }
 }
 
@@ -297,7 +322,7 @@ impl Handle<AgentOutput> for Handlers {
         let request = ReadRequest {
             from: params.from,
             view: params.view,
-            until: params.until,
+            limits: ReadLimits::new(params.until),
             exclusive: params.exclusive,
             slot: self.0.shm_slot(params.spool),
         };

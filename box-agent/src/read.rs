@@ -25,7 +25,7 @@ const SEND_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) struct ReadRequest {
     pub(crate) from: ReadFrom,
     pub(crate) view: View,
-    pub(crate) until: Until,
+    pub(crate) limits: ReadLimits,
     pub(crate) exclusive: Option<Exclusive>,
     pub(crate) slot: Option<ShmSlot>,
 }
@@ -39,7 +39,7 @@ pub(crate) async fn stream<A: Action<Chunk = AgentChunk>>(
     sink: &mut ChunkSink<A>,
 ) -> Result<ReadWhy, BoxError> {
     let mut guard = command.attach_reader(request.exclusive)?;
-    let mut limits = ReadLimits::new(request.until);
+    let mut limits = request.limits;
     if request.view == View::None {
         let mut progress = command.watch();
         return tokio::select! {
@@ -204,14 +204,16 @@ fn inline(
 }
 
 /// When a reader stops waiting.
-struct ReadLimits {
+#[derive(Debug, Default)]
+pub(crate) struct ReadLimits {
     until: Option<Instant>,
     silence: Option<Duration>,
     silent_until: Option<Instant>,
 }
 
 impl ReadLimits {
-    fn new(until: Until) -> Self {
+    /// The limits of a reader whose request has just arrived.
+    pub(crate) fn new(until: Until) -> Self {
         let now = Instant::now();
         let after = |ms: u64| now.checked_add(Duration::from_millis(ms));
         let silence = until.silence_ms.map(Duration::from_millis);
@@ -242,8 +244,8 @@ impl ReadLimits {
         }
     }
 
-    /// Returns once a limit is reached or another reader takes over.
-    async fn reached(&self, guard: &mut ReaderGuard<'_>) -> ReadWhy {
+    /// Returns once a limit is reached.
+    pub(crate) async fn passed(&self) -> ReadWhy {
         let at = |end: Option<Instant>| async move {
             match end {
                 Some(end) => sleep_until(end).await,
@@ -253,6 +255,13 @@ impl ReadLimits {
         tokio::select! {
             () = at(self.until) => ReadWhy::Time,
             () = at(self.silent_until) => ReadWhy::Silence,
+        }
+    }
+
+    /// Returns once a limit is reached or another reader takes over.
+    async fn reached(&self, guard: &mut ReaderGuard<'_>) -> ReadWhy {
+        tokio::select! {
+            why = self.passed() => why,
             () = guard.displaced() => ReadWhy::Taken,
         }
     }

@@ -285,6 +285,9 @@ fn start_error(error: &io::Error, spec: &ProcessSpec) -> BoxError {
         Some(Errno::TIMEDOUT) => {
             return BoxError::unavailable("command: killed before its program ran");
         }
+        None if spec.cwd.as_os_str().as_encoded_bytes().contains(&0) => {
+            return BoxError::validation("cwd: must not contain NUL");
+        }
         other => {
             let number = other.map_or(0, Errno::raw_os_error);
             let why = format!("program: {program}: cannot be executed, errno {number}");
@@ -325,5 +328,18 @@ mod tests {
             let detail: Detail = error.detail().unwrap_or_default();
             assert_eq!((error.code(), detail.errno.as_deref()), (code, name));
         }
+    }
+
+    #[test]
+    fn a_directory_with_nul_is_named() {
+        let spec = ProcessSpec {
+            argv: vec!["prog".into()],
+            env: Vec::new(),
+            cwd: "/\0".into(),
+            rlimits: Vec::new(),
+        };
+        let error = start_error(&io::ErrorKind::InvalidInput.into(), &spec);
+        assert_eq!(error.code(), Code::Validation);
+        assert!(error.message().starts_with("cwd: "), "{error:?}");
     }
 }

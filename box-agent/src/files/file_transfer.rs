@@ -45,7 +45,8 @@ impl Handlers {
         }
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         let data = self.shm.read(spool, length);
-        let data = data.map_err(|_| BoxError::validation("spool: no such slot"))?;
+        let data =
+            data.map_err(|_| BoxError::validation("spool: no such slot of the shared memory"))?;
         Ok(data.into())
     }
 }

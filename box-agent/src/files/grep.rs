@@ -13,6 +13,7 @@ use super::error::PathContext;
 use super::guest_root::Step;
 use super::list::{globs, matches_any};
 use super::path::join;
+use super::pool::CancelFlag;
 use super::replace::read_bounded;
 use super::stat::{kind, size};
 use super::walk::{Entry, WalkNext, walk};
@@ -51,6 +52,8 @@ struct Search {
     searched: u64,
     bytes: usize,
     found: FileGrepResult,
+    /// One file can take minutes, if a pattern spans lines.
+    cancel: CancelFlag,
 }
 
 /// `file.grep`.
@@ -58,7 +61,7 @@ pub(super) fn grep(step: &Step<'_>, params: &FileGrepParams) -> Result<FileGrepR
     let path = step.guest_root.path(&params.path, params.expand)?;
     let include = globs("include", &params.include)?;
     let exclude = globs("exclude", &params.exclude)?;
-    let mut search = Search::new(params)?;
+    let mut search = Search::new(params, step.cancel.clone())?;
     let opened = step
         .guest_root
         .open(&path, OFlags::RDONLY)
@@ -107,7 +110,7 @@ fn visit(
 }
 
 impl Search {
-    fn new(params: &FileGrepParams) -> Result<Self, BoxError> {
+    fn new(params: &FileGrepParams, cancel: CancelFlag) -> Result<Self, BoxError> {
         let text = if params.fixed {
             regex::escape(&params.pattern)
         } else {
@@ -140,6 +143,7 @@ impl Search {
                 files_searched: 0,
                 truncated: false,
             },
+            cancel,
         })
     }
 
@@ -158,14 +162,13 @@ impl Search {
             return Ok(());
         }
         self.found.files_searched += 1;
-        self.text(&bytes, path);
-        Ok(())
+        self.text(&bytes, path)
     }
 
     /// Searches a text line by line.
     ///
     /// The guest controls how many lines it has, so they are not collected.
-    fn text(&mut self, bytes: &[u8], path: &str) {
+    fn text(&mut self, bytes: &[u8], path: &str) -> Result<(), BoxError> {
         let pattern = self.pattern.clone();
         let mut multiline = self
             .multiline
@@ -177,6 +180,7 @@ impl Search {
         let mut reporting = false;
         let mut is_first = true;
         for (at, (start, line)) in lines(bytes).enumerate() {
+            self.cancel.check()?;
             let hit = match &mut multiline {
                 Some(matches) => matches.hit_at(start, line),
                 None => pattern.is_match(line).then_some(Hit::Begins),
@@ -202,6 +206,7 @@ impl Search {
                 }
             }
         }
+        Ok(())
     }
 
     /// Counts a match and returns whether it is part of the reply.
@@ -301,13 +306,27 @@ mod tests {
         for (name, value) in params.as_object().unwrap() {
             all[name] = value.clone();
         }
-        let mut search = Search::new(&serde_json::from_value(all).unwrap()).unwrap();
-        search.text(text.as_bytes(), "/f");
+        let params = serde_json::from_value(all).unwrap();
+        let mut search = Search::new(&params, CancelFlag::default()).unwrap();
+        search.text(text.as_bytes(), "/f").unwrap();
         let lines = search.found.lines.iter();
         (
             lines.map(|line| (line.line, line.context)).collect(),
             search.found,
         )
+    }
+
+    #[test]
+    fn a_cancelled_search_ends_within_its_file() {
+        let params = json!({"box_id": "s", "path": "/f", "pattern": "x"});
+        let cancel = CancelFlag::default();
+        let mut search =
+            Search::new(&serde_json::from_value(params).unwrap(), cancel.clone()).unwrap();
+        search.text(b"x\nx\n", "/f").unwrap();
+        cancel.cancel();
+        let ended = search.text(b"x\nx\n", "/f");
+        assert_eq!(ended.unwrap_err().code(), box_protocol::Code::Cancelled);
+        assert_eq!(search.found.matches, 2);
     }
 
     #[test]
@@ -368,8 +387,12 @@ mod tests {
         assert_eq!(lines, [(6, false), (7, false), (8, false)]);
         assert_eq!((found.matches, found.truncated), (30, true));
         let bad = json!({"box_id": "s", "path": "/f", "pattern": "("});
-        assert!(Search::new(&serde_json::from_value(bad).unwrap()).is_err());
+        let search = |params| {
+            let params = serde_json::from_value(params).unwrap();
+            Search::new(&params, CancelFlag::default())
+        };
+        assert!(search(bad).is_err());
         let huge = json!({"box_id": "s", "path": "/f", "pattern": "(a{1000}){1000}"});
-        assert!(Search::new(&serde_json::from_value(huge).unwrap()).is_err());
+        assert!(search(huge).is_err());
     }
 }

@@ -1,10 +1,10 @@
 readonly __box_dir=$1
 set --
 if [ -e "$__box_dir/state" ]; then . "$__box_dir/state"; fi
-__box_run= __box_how= __box_code= __box_text= __box_opts= __box_busy=
+__box_run= __box_how= __box_code= __box_text= __box_opts= __box_busy= __box_int=
 if [ -n "${BASH_VERSION-}" ]; then
 # An interrupt leaves all loops. It cannot leave a function, so there it kills the shell.
-trap '[ -z "$__box_busy" ] || if [ ${#FUNCNAME[@]} -eq 0 ]; then break 9999; else kill -KILL $$; fi' INT
+trap '[ -z "$__box_busy" ] || if [ -z "${FUNCNAME-}" ]; then __box_int=i; break 9999; else kill -KILL $$; fi' INT
 __box_go='IFS=" " read -r -d "" __box_run __box_how __box_text'
 __box_get='IFS= read -r -d "" __box_text <"$__box_dir/text"'
 __box_do='LINENO=0 __box_busy=1; command eval " $__box_text"'
@@ -13,8 +13,10 @@ __box_go='IFS=" " read -r __box_run __box_how __box_text'
 __box_get='__box_text='\''command . "$__box_dir/text"'\'
 __box_do='command eval " $__box_text"'
 fi
-# The agent gets the end before the exports and does not wait for them.
+# The agent gets the end before the exports and does not wait for them. An interrupted text has failed: the status of its
+# last builtin, 0 or 1, does not count, and another one, of a program that was killed as well, does.
 __box_end='{ __box_code=$? __box_busy= __box_opts=$-; set +euvx
+case $__box_int$__box_code in i[01]) __box_code=130;; esac; __box_int=
 case $__box_how in s*) . "$__box_dir/after" >/dev/null;; esac
 printf "%s\0" "$__box_run" "$__box_code" "$PWD" "" ""; } >|"$__box_dir/done" 2>/dev/null
 exec </dev/null >/dev/null 2>&1

@@ -184,7 +184,7 @@ pub struct ShellRunParams {
     /// Whether stdin is open; `closed` if absent.
     #[serde(default)]
     pub stdin: Stdin,
-    /// Maximum run time in milliseconds; unlimited if absent.
+    /// Maximum run time in milliseconds, and maximum time in the queue of the shell; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
     /// Maximum time without a reader, in milliseconds, from the start of the run; unlimited if

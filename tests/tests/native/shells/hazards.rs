@@ -6,7 +6,7 @@ use box_test_wait::eventually;
 use box_tests::machine::{gone, mark, printed, processes_with};
 use serde_json::json;
 
-use super::{begin, create, ended, kill, run, running, try_run, with_each_shell, with_shell};
+use super::{begin, create, ended, get, kill, run, running, try_run, with_each_shell, with_shell};
 
 #[tokio::test]
 async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {
@@ -215,6 +215,44 @@ async fn a_run_is_killed_without_its_shell_and_its_jobs() {
             run(machine, "s", "cat /tmp/after; echo $kept").await.text(),
             "1"
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_interrupted_run_has_failed_also_in_a_loop_of_builtins() {
+    with_shell("bash", async |machine| {
+        run(machine, "s", "kept=1").await;
+        for (n, (signal, text)) in [
+            ("INT", "while :; do :; done"),
+            ("TERM", "until false; do :; done"),
+            ("INT", "set -u; while :; do :; done"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let id = format!("i{n}");
+            let all = format!("echo begun; {text}; echo after");
+            begin(machine, "s", &all, json!({"command_id": id})).await;
+            eventually("it has begun", async || {
+                get(machine, &id).await.size.stdout > 0
+            })
+            .await;
+            kill(machine, &id, json!({"signal": signal})).await;
+            let info = ended(machine, &id).await;
+            let exit = info.exit.unwrap();
+            assert_eq!(
+                (exit.code, exit.why, info.size.stdout),
+                (Some(130), ExitWhy::Exit, "begun\n".len() as u64),
+                "{text}"
+            );
+            let ran = run(machine, "s", "echo $kept").await;
+            assert_eq!(
+                (ran.code(), ran.text(), ran.info.shell_replaced),
+                (Some(0), "1", false),
+                "{text}"
+            );
+        }
     })
     .await;
 }

@@ -1,8 +1,9 @@
 //! Runs as commands: lost callers, records, logs, and the directory that a run leaves behind.
 
+use box_protocol::actions::ReadWhy;
 use box_protocol::{Code, CommandState, ExitWhy};
 use box_runtime::Caller;
-use box_test_wait::eventually;
+use box_test_wait::{LONG, eventually};
 use box_tests::machine::Machine;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -145,6 +146,46 @@ async fn a_queued_run_of_a_lost_caller_runs_in_its_turn() {
         kill(machine, "blocking", json!({})).await;
         let info = ended(machine, "queued").await;
         assert_eq!((info.exit.unwrap().code, info.size.stdout), (Some(0), 8));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_limits_of_a_run_count_while_it_waits_for_its_turn() {
+    with_shell("bash", async |machine| {
+        let blocking = json!({"command_id": "blocking", "stdin": "open"});
+        super::begin(machine, "s", "read line", blocking).await;
+        running(machine, "blocking").await;
+        for (id, until, why) in [
+            ("time", json!({"ms": 50}), ReadWhy::Time),
+            ("silence", json!({"silence_ms": 50}), ReadWhy::Silence),
+        ] {
+            let keep = json!({"on_disconnect": "keep", "attach": {"until": until}});
+            let queued = super::with(json!({"command_id": id}), keep);
+            let params = run_params("s", "echo in turn", queued);
+            let (sender, _chunks) = mpsc::channel(4);
+            let caller = Caller::Local;
+            let call = machine.runtime.run_in_shell(&caller, params, Some(sender));
+            let answer = tokio::time::timeout(LONG, Box::pin(call)).await;
+            let answer = answer.expect("the reader's limit passes").unwrap();
+            assert_eq!(answer.read.unwrap().why, why, "{id}");
+            assert_eq!(answer.info.state, CommandState::Pending, "{id}");
+        }
+        let timed = json!({"timeout_ms": 50});
+        let ran = try_run(machine, "s", "touch ran", timed.clone()).await;
+        let unread = super::with(json!({"command_id": "unread"}), timed);
+        super::begin(machine, "s", "touch ran", unread).await;
+        for info in [ran.unwrap().info, ended(machine, "unread").await] {
+            assert_eq!(info.exit.unwrap().why, ExitWhy::Timeout, "{info:?}");
+            assert!(info.started_at.is_none(), "{info:?}");
+        }
+        assert_eq!(get(machine, "time").await.state, CommandState::Pending);
+        kill(machine, "blocking", json!({})).await;
+        for id in ["time", "silence"] {
+            let info = ended(machine, id).await;
+            assert_eq!((info.exit.unwrap().code, info.size.stdout), (Some(0), 8));
+        }
+        assert_ne!(run(machine, "s", "test -e ran").await.code(), Some(0));
     })
     .await;
 }
