@@ -103,6 +103,7 @@ impl BoxService {
             let rules = self.rules();
             let policy = rules.policy_for(&origin.caller);
             let decision = self.decide(policy, params.spec, origin).await?;
+            policy::check_native(&decision.spec)?;
             let client = self.client_for(&origin.caller).await?;
             audit::allowed(
                 "box.create",

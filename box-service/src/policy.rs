@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use box_protocol::error::Detail;
 use box_protocol::{
-    Adjusted, BoxError, BoxMountSpec, BoxProfile, BoxSpec, HostPathMode, Invalid, Lockable,
-    SpecDraft,
+    Adjusted, BoxError, BoxMountSpec, BoxProfile, BoxSpec, GatewayName, HostPathMode, Invalid,
+    Lockable, SpecDraft,
 };
 
 use crate::blocked;
@@ -208,6 +208,18 @@ pub fn decide_timeout(
     let adjusted =
         changed.map(|(requested, granted)| Adjusted::new("timeout_ms", &requested, &granted));
     (granted, adjusted)
+}
+
+/// Refuses a box in the name of a gateway.
+///
+/// A gateway looks for its boxes among those of all callers, so only the gateway itself may name it.
+pub(crate) fn check_native(spec: &BoxSpec) -> Result<(), BoxError> {
+    match &spec.gateway {
+        Some(gateway) if *gateway != GatewayName::NATIVE => {
+            Err(Invalid::new("gateway", "set by the server; omit it").into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Decides about a new network policy for an existing box.

@@ -131,6 +131,7 @@ impl BoxService {
         let has_directory = params.spec.workdir.as_deref().is_some_and(named);
         let policy = rules.policy_for(&origin.caller);
         let decision = self.decide(policy, params.spec, origin).await?;
+        policy::check_native(&decision.spec)?;
         if params.program.is_none() {
             decision.spec.require_cmd()?;
         }

@@ -1,6 +1,6 @@
 //! The values that a profile sets, and those that a caller cannot change.
 
-use box_protocol::actions::BoxUpdateParams;
+use box_protocol::actions::{BoxUpdateParams, IfExists};
 use box_protocol::{
     BoxId, BoxProfile, Code, GatewayName, HostPathMode, Network, NetworkPolicy, SpecDraft,
 };
@@ -187,4 +187,25 @@ async fn a_gateway_decides_with_its_own_profile_and_a_caller_cannot_choose_it() 
     assert_eq!(timeout("aio").0, Some(5000));
     assert_eq!(timeout("aio").1.unwrap().field, "timeout_ms");
     assert_eq!(timeout("e2b"), (Some(9000), None));
+}
+
+#[tokio::test]
+async fn a_caller_cannot_create_boxes_in_the_name_of_a_gateway() {
+    let runtime = ScriptedRuntime::new();
+    let service = runtime.ready(ServiceConfig::default()).await;
+    let create = async |gateway: GatewayName| {
+        let draft = SpecDraft::new("b").gateway(gateway);
+        let query = query(1);
+        let created = service.create(draft, IfExists::Fail, &query).await;
+        created
+            .map(drop)
+            .map_err(|error| error.message().to_owned())
+    };
+    let refused = Err("gateway: set by the server; omit it".to_owned());
+    assert_eq!(create(GatewayName::of("e2b")).await, refused);
+    assert_eq!(create(GatewayName::NATIVE).await, Ok(()));
+    let exec = json!({"cmd": "true", "box_id": "b", "gateway": "e2b"});
+    let ran = service.execute_spec_payload(object(exec), &query(2)).await;
+    assert!(ran.unwrap_err().message().starts_with("gateway: "));
+    assert_eq!(runtime.record().started, ["b"], "only the native one");
 }
