@@ -48,12 +48,12 @@ pub enum Error {
         /// The maximum.
         max: u64,
     },
-    /// The snapshots of an owner are larger than the limit.
+    /// The snapshots and checkpoints of an owner are larger than the limit.
     #[error(
-        "snapshot: {asked} MiB of all snapshots are above the limit max_snapshots_mb_per_owner, {max} MiB; delete snapshots"
+        "snapshot: {asked} MiB of all snapshots and checkpoints are above the limit max_snapshots_mb_per_owner, {max} MiB; delete snapshots, or boxes with checkpoints"
     )]
     SnapshotsTooLarge {
-        /// The size of all snapshots with the new one.
+        /// The size of all of them with the new one.
         asked: u64,
         /// The maximum.
         max: u64,

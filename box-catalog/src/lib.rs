@@ -47,7 +47,7 @@ pub struct Limits {
     pub max_volume_mb: Option<u64>,
     /// Maximum size of all volumes of one owner together, in MiB.
     pub max_volumes_mb_per_owner: Option<u64>,
-    /// Maximum size of all snapshots of one owner together, in MiB.
+    /// Maximum size of all snapshots and checkpoints of one owner together, in MiB.
     pub max_snapshots_mb_per_owner: Option<u64>,
 }
 
@@ -322,20 +322,36 @@ impl Catalog {
         Ok(())
     }
 
+    /// Checks the size of all snapshots of an owner together with other bytes, those of checkpoints.
+    pub fn check_snapshots(&self, owner: &str, bytes: u64) -> Result<()> {
+        self.check_snapshots_but(&self.read(), owner, None, bytes)
+    }
+
     /// Checks the size of all snapshots of an owner.
     ///
     /// A snapshot that is being made has no size yet. It is refused if nothing fits any more.
     fn check_snapshot(&self, index: &Index, item: &CatalogItem) -> Result<()> {
-        let Some(max) = self.limits.max_snapshots_mb_per_owner else {
-            return Ok(());
-        };
         if item.kind() != CatalogKind::Snapshot {
             return Ok(());
         }
+        let bytes = item.size_bytes.unwrap_or(1);
+        self.check_snapshots_but(index, &item.owner, Some(&item.id), bytes)
+    }
+
+    fn check_snapshots_but(
+        &self,
+        index: &Index,
+        owner: &str,
+        but: Option<&ItemId>,
+        bytes: u64,
+    ) -> Result<()> {
+        let Some(max) = self.limits.max_snapshots_mb_per_owner else {
+            return Ok(());
+        };
         let all = index.all(CatalogKind::Snapshot);
-        let mine = all.filter(|other| other.id != item.id && other.owner == item.owner);
+        let mine = all.filter(|other| but != Some(&other.id) && other.owner == owner);
         let others = mine.filter_map(|other| other.size_bytes);
-        let bytes = others.fold(item.size_bytes.unwrap_or(1), u64::saturating_add);
+        let bytes = others.fold(bytes, u64::saturating_add);
         let asked = bytes.div_ceil(1 << 20);
         if asked > max {
             return Err(Error::SnapshotsTooLarge { asked, max });

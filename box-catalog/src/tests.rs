@@ -435,7 +435,7 @@ fn snapshots_have_a_maximum_size_together() {
     };
     let first = catalog.insert(sized("me", "a", Some(6 << 20))).unwrap();
     let message = refused(catalog.insert(sized("me", "b", Some(4 << 20 | 1))));
-    let expected = "snapshot: 11 MiB of all snapshots are above the limit max_snapshots_mb_per_owner, 10 MiB; delete snapshots";
+    let expected = "snapshot: 11 MiB of all snapshots and checkpoints are above the limit max_snapshots_mb_per_owner, 10 MiB; delete snapshots, or boxes with checkpoints";
     assert_eq!(message, expected);
     catalog.insert(sized("you", "b", Some(10 << 20))).unwrap();
     // One that is being made gets its size at the end.

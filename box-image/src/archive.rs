@@ -162,7 +162,7 @@ impl<R: BufRead> Archive<R> {
         };
         let has_content = matches!(kind, Kind::File(..));
         if !has_content && size != 0 {
-            return Err(bad_at("has an entry with contents that is no file", &path));
+            return Err(bad_at("has contents in an entry that is not a file", &path));
         }
         if has_content && path.ends_with(b"/") {
             return Err(bad_at("has a file whose name ends in a slash", &path));
@@ -192,7 +192,7 @@ impl<R: BufRead> Archive<R> {
             entry.kind = self.gnu_sparse(header, size)?;
         } else if let Some(sparse) = extended.sparse {
             if !matches!(entry.kind, Kind::File(..)) {
-                return Err(bad_at("has a sparse entry that is no file", &entry.path));
+                return Err(bad_at("has a sparse entry that is not a file", &entry.path));
             }
             entry.path = sparse.name.unwrap_or(entry.path);
             entry.kind = self.pax_sparse(sparse.size)?;

@@ -114,7 +114,7 @@ impl Unpacker {
         let Some((above, name)) = path::split(&path) else {
             // CVE-2021-29136: the root of an image was a link.
             if entry.kind != Kind::Directory {
-                return Err(bad_at("has a root that is no directory", &entry.path));
+                return Err(bad_at("has a root that is not a directory", &entry.path));
             }
             let root = self.place.root().at_path(&path)?;
             self.own(&root, b".", entry).at_path(&path)?;

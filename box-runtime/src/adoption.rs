@@ -93,7 +93,7 @@ impl BoxRuntime {
         let mut skipped = 0;
         let mut unended = HashSet::new();
         for (backend, found) in found {
-            skipped += found.skipped;
+            skipped += found.skipped.len();
             let mut kept = Vec::new();
             for found in found.boxes {
                 let record = PersistedBox::read(&found.record);
@@ -304,7 +304,7 @@ impl BoxRuntime {
         Err(BoxError::conflict("box_id: used by another box"))
     }
 
-    async fn all_entries(&self) -> Vec<Arc<BoxEntry>> {
+    pub(crate) async fn all_entries(&self) -> Vec<Arc<BoxEntry>> {
         let all = |reply| RegistryMessage::All {
             caller: Caller::Local,
             reply,

@@ -514,9 +514,9 @@ pub type Readable = fn(&str) -> bool;
 pub struct FoundBoxes {
     /// The boxes with a readable record, oldest first.
     pub boxes: Vec<AdoptedBox>,
-    /// The number of boxes without one. What they use is unknown, so the runtime removes nothing
-    /// that they may use.
-    pub skipped: usize,
+    /// The internal ids of the boxes without one. What they use is unknown, so the runtime removes
+    /// nothing that they may use.
+    pub skipped: Vec<Uuid>,
 }
 
 /// A box that may have outlived the process that created it.

@@ -120,7 +120,7 @@ impl BoxRuntime {
             None => MAX_CHANGES,
             Some(limit) if (1..=MAX_CHANGES).contains(&limit) => limit,
             Some(limit) => {
-                let rule = format!("{limit} is not within 1 and {MAX_CHANGES}");
+                let rule = format!("must be between 1 and {MAX_CHANGES}, not {limit}");
                 return Err(Invalid::new("limit", rule).into());
             }
         };
@@ -129,7 +129,11 @@ impl BoxRuntime {
             .as_ref()
             .is_some_and(|after| after.len() > POSITION_BYTES)
         {
-            return Err(Invalid::new("after", "not the next of a result").into());
+            return Err(Invalid::new(
+                "after",
+                "must be the `next` of an earlier result; omit it to begin",
+            )
+            .into());
         }
         let target = self.changes_of(caller, &params.box_id).await?;
         let spec = &target.entry.spec;
@@ -301,7 +305,7 @@ fn selected(entry: &BoxEntry, paths: &[String]) -> Result<Vec<PathBuf>, BoxError
 fn below(root: &str, field: &'static str, path: &str) -> Result<PathBuf, BoxError> {
     let invalid = |rule: String| BoxError::from(Invalid::new(field, rule));
     if path.is_empty() || path.len() > PATH_BYTES || path.contains('\0') {
-        let rule = format!("must have 1 to {PATH_BYTES} bytes without a zero");
+        let rule = format!("must have 1 to {PATH_BYTES} bytes and no NUL");
         return Err(invalid(rule));
     }
     let inner = match path.strip_prefix('/') {

@@ -20,6 +20,7 @@ use box_protocol::actions::{
     CommandKillResult, CommandList, CommandListParams, CommandListResult, CommandStart,
     CommandStartParams, CommandStartResult, ListCursor, ReadFrom, Until, View,
 };
+use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxState, Code, CommandId, CommandInfo, CommandState, Invalid};
 use box_rpc::{Call, Handle};
 use tokio::sync::mpsc;
@@ -354,7 +355,8 @@ async fn earlier_start(
     };
     if info.program != params.program {
         let message = format!("command {id} already exists with another program");
-        return Err(BoxError::conflict(message));
+        let detail = Detail::of_field("command_id").of(Subject::Command);
+        return Err(BoxError::conflict(message).with_detail(&detail));
     }
     let mut read = None;
     if let Some((chunks, attach)) = attach {

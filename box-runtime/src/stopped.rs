@@ -67,7 +67,9 @@ pub(crate) fn list(directory: &Path) -> io::Result<Vec<(Uuid, String)>> {
         let name = entry.file_name();
         let id = name.to_str().and_then(|name| name.strip_suffix(".json"));
         if let Some(id) = id.and_then(|id| Uuid::try_parse(id).ok()) {
-            found.push((id, fs::read_to_string(entry.path())?));
+            // A damaged record may contain anything.
+            let record = fs::read(entry.path())?;
+            found.push((id, String::from_utf8_lossy(&record).into_owned()));
         }
     }
     found.sort_by_key(|(id, _)| *id);

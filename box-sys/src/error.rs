@@ -16,6 +16,9 @@ pub enum Error {
     /// The plan is invalid.
     #[error("invalid plan: {0}")]
     Invalid(String),
+    /// A selected path of a box does not exist.
+    #[error("{0:?} does not exist")]
+    Missing(String),
     /// This host or user lacks a primitive.
     #[error("not available on this host: {0}")]
     Unavailable(String),

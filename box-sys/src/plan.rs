@@ -254,7 +254,7 @@ impl SandboxPlan {
             .is_some_and(|cpus| !(0.01..=1024.0).contains(&cpus))
         {
             return Err(Error::Invalid(
-                "limits.cpus: must be within 0.01 and 1024".into(),
+                "limits.cpus: must be between 0.01 and 1024".into(),
             ));
         }
         if self.limits.memory.is_some_and(|memory| memory < 4 << 20) {

@@ -161,6 +161,8 @@ pub(crate) enum Reply {
     Failed { step: String, errno: i32 },
     /// The plan is invalid.
     Invalid(String),
+    /// This selected path does not exist.
+    Missing(String),
     /// The host lacks a primitive.
     Unavailable(String),
 }
@@ -173,6 +175,7 @@ impl Reply {
                 errno: source.raw_os_error().unwrap_or(libc::EIO),
             },
             Error::Invalid(why) => Self::Invalid(why.clone()),
+            Error::Missing(path) => Self::Missing(path.clone()),
             Error::Unavailable(what) => Self::Unavailable(what.clone()),
             Error::ServerGone | Error::Protocol(_) => Self::Failed {
                 step: error.to_string(),
@@ -189,6 +192,7 @@ impl Reply {
                 source: io::Error::from_raw_os_error(errno),
             }),
             Self::Invalid(why) => Err(Error::Invalid(why)),
+            Self::Missing(path) => Err(Error::Missing(path)),
             Self::Unavailable(what) => Err(Error::Unavailable(what)),
             other => Ok(other),
         }

@@ -3,14 +3,14 @@
 use std::pin::pin;
 use std::process::ExitCode;
 
-use anyhow::Result;
-use box_client::ApplyOptions;
+use anyhow::{Error, Result};
+use box_client::{ApplyOptions, BoxHandle, ClientError, Code};
 use box_protocol::actions::{BoxApplyResult, DiffEntry, DiffKind, FileKind};
 use futures::TryStreamExt as _;
 use serde_json::json;
 
 use crate::args::{ApplyArgs, Cli, DiffArgs, DiscardArgs};
-use crate::{EXIT_FAILED, connect, output};
+use crate::{EXIT_FAILED, connect, error_report, output};
 
 /// Lines that are printed at once.
 const BATCH: usize = 1000;
@@ -19,28 +19,42 @@ const BATCH: usize = 1000;
 pub(crate) async fn diff(cli: &Cli, args: &DiffArgs) -> Result<ExitCode> {
     let client = connect::server(cli).await?;
     let handle = client.open(&args.name).await?;
+    let Err(error) = print_changes(cli, args, &handle).await else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let Some(hint) = checkpoint_hint(args, &handle, &error).await else {
+        return Err(error);
+    };
+    error_report::print_with_hint(cli, &error, hint);
+    Ok(ExitCode::from(error_report::exit_code(&error)))
+}
+
+async fn print_changes(cli: &Cli, args: &DiffArgs, handle: &BoxHandle) -> Result<()> {
     let changes = handle.changes(args.since.as_deref(), args.path.as_deref())?;
     if cli.json {
         let changes: Vec<DiffEntry> = changes.try_collect().await?;
         output::print(&output::json(&changes)?)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     let mut batches = pin!(changes.try_ready_chunks(BATCH));
-    let mut is_empty = true;
     while let Some(batch) = batches.try_next().await.map_err(|error| error.1)? {
-        is_empty = false;
         output::print(&output::lines(batch.iter().map(line)))?;
     }
-    if let (true, Some(path)) = (is_empty, &args.path) {
-        let checkpoints = handle.info().await?.checkpoints;
-        if checkpoints.iter().any(|it| it.name.as_str() == path) {
-            let (name, path) = (output::visible(&args.name), output::visible(path));
-            output::eprintln(&format!(
-                "boxd: no changes at the path {path}; compare with the checkpoint {path}: boxd diff {name} --since {path}"
-            ));
-        }
+    Ok(())
+}
+
+/// The hint for a path that does not exist, but is the name of a checkpoint.
+async fn checkpoint_hint(args: &DiffArgs, handle: &BoxHandle, error: &Error) -> Option<String> {
+    let path = args.path.as_deref()?;
+    let refused: &ClientError = error.downcast_ref()?;
+    if refused.code() != Code::NotFound || refused.detail().field.as_deref() != Some("path") {
+        return None;
     }
-    Ok(ExitCode::SUCCESS)
+    let checkpoints = handle.info().await.ok()?.checkpoints;
+    let name = &args.name;
+    let is_checkpoint = checkpoints.iter().any(|it| it.name.as_str() == path);
+    is_checkpoint
+        .then(|| format!("compare with the checkpoint {path}: `boxd diff {name} --since {path}`"))
 }
 
 /// `A path`, `M path` or `D path`; a directory ends with a slash.

@@ -139,14 +139,16 @@ async fn with_image(
         return create(spec).await;
     };
     let images = client.images();
+    spec.pull = Some(PullPolicy::Never);
+    // A pull catches signals, so they must end what follows.
     if options.pull == Some(Pull::Always) {
         image::pull_shown(&images, image, PullPolicy::Always, options.quiet).await?;
+        return signals::or_exit(Box::pin(create(spec))).await;
     }
-    spec.pull = Some(PullPolicy::Never);
     match create(spec.clone()).await {
         Err(error) if options.pulls_missing() && lacks_image(&error) => {
             image::pull_shown(&images, image, PullPolicy::Missing, options.quiet).await?;
-            create(spec).await
+            signals::or_exit(Box::pin(create(spec))).await
         }
         created => created,
     }
@@ -222,11 +224,11 @@ fn unenforced_limits(missing: &[String]) -> Option<String> {
         ),
         (
             "disk.limit",
-            "a box that exceeds disk_mb ends, instead of writes that fail",
+            "the runtime ends a box that exceeds disk_mb instead of failing its writes",
         ),
         (
             "volume.limit",
-            "a box that exceeds the size of a volume ends, instead of writes that fail",
+            "the runtime ends a box that exceeds the size of a volume instead of failing its writes",
         ),
     ];
     let limits = limits.iter().filter(|(name, _)| lacks(name));

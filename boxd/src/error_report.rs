@@ -22,6 +22,11 @@ pub(crate) fn print(cli: &Cli, error: &Error) {
     write(cli.json, None, error, hint);
 }
 
+/// Prints an error with a hint of its command.
+pub(crate) fn print_with_hint(cli: &Cli, error: &Error, hint: String) {
+    write(cli.json, None, error, Some(hint));
+}
+
 /// Prints the error of one of several targets.
 pub(crate) fn print_for_target(cli: &Cli, about: &str, error: &Error) {
     let hint = hint(&cli.command, parse_target(about), error);

@@ -62,6 +62,14 @@ impl Signals {
         }
     }
 
+    /// Runs work until a signal, whose number is the error.
+    pub(crate) async fn until<T>(mut self, work: impl Future<Output = T>) -> Result<T, i32> {
+        tokio::select! {
+            done = work => Ok(done),
+            (number, _) = self.next() => Err(number),
+        }
+    }
+
     /// Forwards signals to the command; a second one kills it.
     ///
     /// On a terminal, keys such as Ctrl-C are input already. Returns the number of a signal that could not be forwarded.
@@ -153,6 +161,19 @@ pub(crate) async fn finish_before_exit<T>(work: impl Future<Output = T>) -> T {
     match timeout(CONFIRM_TIMEOUT, work).await {
         Ok(done) => done,
         Err(_) => exit_by_signal(number),
+    }
+}
+
+/// Runs work that a signal ends, with this process.
+///
+/// Signals that were caught once do not end a process by themselves.
+pub(crate) async fn or_exit<T>(work: impl Future<Output = T>) -> T {
+    let Ok(signals) = Signals::listen() else {
+        return work.await;
+    };
+    match signals.until(work).await {
+        Ok(done) => done,
+        Err(number) => std::process::exit(128 + number),
     }
 }
 

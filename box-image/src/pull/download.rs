@@ -172,7 +172,7 @@ impl Download {
                 start != offset || total.is_some_and(|t| t != self.size)
             }) {
                 return Err(Error::corrupt(format!(
-                    "layer {}: the registry sends another part than asked for; try again",
+                    "layer {}: the registry sent another range than requested; try again",
                     self.digest.short()
                 )));
             }

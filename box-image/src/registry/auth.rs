@@ -213,7 +213,7 @@ pub(super) fn choose<'a>(headers: impl Iterator<Item = &'a str>) -> Result<Chall
         return Ok(Challenge::Basic);
     }
     Err(Error::Denied(format!(
-        "registry: it asks for an unknown authentication `{}`; use basic or bearer",
+        "registry: unsupported authentication scheme `{}`; use a registry with basic or bearer",
         offered.join(", ")
     )))
 }

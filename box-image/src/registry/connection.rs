@@ -99,7 +99,7 @@ impl Connector {
         for file in &options.ca_files {
             let bad = || {
                 Error::invalid(
-                    "ca_files: a file has no readable PEM certificate; check the configuration",
+                    "images.ca_file: no readable PEM certificate; check the configuration",
                 )
             };
             let certificates = CertificateDer::pem_file_iter(file).map_err(|_| bad())?;
@@ -242,7 +242,7 @@ fn tls_failure(origin: &Origin, error: &std::io::Error) -> Failure {
     match inner {
         Some(rustls::Error::InvalidCertificate(problem)) => {
             Failure::Final(Error::unavailable(format!(
-                "registry {origin}: its certificate is not accepted ({}); add its authority to ca_files",
+                "registry {origin}: untrusted certificate ({}); set images.ca_file to its authority",
                 shown(&format!("{problem:?}"))
             )))
         }

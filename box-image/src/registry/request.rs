@@ -56,7 +56,7 @@ impl Registry {
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::NotTls) => {
                     return Err(Error::unavailable(format!(
-                        "registry {}: it does not speak TLS; add it to plain_http if you trust the network",
+                        "registry {}: no TLS; if you trust the network, add it to images.insecure_registries",
                         shown(&source.authority)
                     )));
                 }

@@ -21,7 +21,8 @@ use std::os::unix::fs::{
     DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
 };
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::{At as _, Error, Result};
@@ -60,6 +61,8 @@ pub struct Store {
 struct Inner {
     path: PathBuf,
     limits: Limits,
+    /// The thread that removes the files of dead processes.
+    sweeping: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Lock on the names of the store; dropping it ends the lock.
@@ -71,7 +74,8 @@ struct Guard {
 impl Store {
     /// Opens a store, creates it if it is missing, and removes what dead processes left.
     ///
-    /// The directory is private to its user, because images contain set-id programs.
+    /// A thread removes their files, because that can take minutes. If this process ends before, the next
+    /// opening removes the rest. The directory is private to its user, because images contain set-id programs.
     pub fn open(path: &Path, limits: Limits) -> Result<Self> {
         let at = "image store";
         DirBuilder::new()
@@ -91,7 +95,11 @@ impl Store {
         if found.permissions().mode() & 0o077 != 0 {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).at(at)?;
         }
-        let inner = Arc::new(Inner { path, limits });
+        let inner = Arc::new(Inner {
+            path,
+            limits,
+            sweeping: Mutex::default(),
+        });
         let store = Self { inner };
         let guard = store.exclusive()?;
         for folder in FOLDERS {
@@ -173,9 +181,25 @@ impl Store {
         self.sweep_tags()?;
         let dead = self.dead_work()?;
         drop(guard);
-        // Removing trees takes long; the locks of the dead are held meanwhile.
-        drop(dead);
+        if !dead.is_empty() {
+            // The locks of the dead are held meanwhile. Without a thread, `spawn` drops them here.
+            let sweeping = thread::Builder::new().name("image-sweep".to_owned());
+            *self.sweeping() = sweeping.spawn(move || drop(dead)).ok();
+        }
         Ok(())
+    }
+
+    /// Waits until the files of dead processes are removed, as far as this process does that.
+    fn wait_for_sweep(&self) {
+        let sweeping = self.sweeping().take();
+        if let Some(sweeping) = sweeping {
+            let _ = sweeping.join();
+        }
+    }
+
+    fn sweeping(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        let sweeping = self.inner.sweeping.lock();
+        sweeping.unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -157,7 +157,7 @@ impl Store {
             [] => Ok(None),
             [digest] => Ok(Some(*digest)),
             several => Err(Error::Ambiguous(format!(
-                "image: `{prefix}` begins {} digests; use more digits",
+                "image: `{prefix}` matches {} digests; use more digits",
                 several.len()
             ))),
         }

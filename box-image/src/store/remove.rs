@@ -111,6 +111,8 @@ impl Store {
         self.sweep_leases()?;
         drop(guard);
         drop(trash);
+        // A process that only cleans up would end before.
+        self.wait_for_sweep();
         Ok(pruned)
     }
 

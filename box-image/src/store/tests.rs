@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::symlink;
 
+use box_test_wait::blocking::eventually;
+
 use super::*;
 use crate::reference::Reference;
 use crate::{Digest, ImportFormat, ImportOptions};
@@ -105,7 +107,7 @@ fn an_ambiguous_prefix_is_refused() {
     let error = store.get("abcd").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "image: `abcd` begins 2 digests; use more digits"
+        "image: `abcd` matches 2 digests; use more digits"
     );
 }
 
@@ -239,17 +241,50 @@ fn what_a_dead_process_left_is_removed_and_the_living_keep_theirs() {
     };
     store.set_name(&dangling).unwrap();
     let again = Store::open(&store.inner.path, Limits::default()).unwrap();
-    assert_eq!(
-        again.entries("work").unwrap().len(),
-        2,
-        "a directory and its lock"
-    );
+    eventually("only a directory and its lock are left", || {
+        again.entries("work").unwrap().len() == 2
+    });
     assert_eq!(again.entries("leases").unwrap().len(), 1);
     assert_eq!(again.entries("tags").unwrap().len(), 1);
     assert!(alive.path().join("rootfs").exists());
     assert_eq!(again.get("app").unwrap().digest, digest);
     drop((alive, lease));
     assert_clean(&again);
+}
+
+#[test]
+fn a_store_opens_before_the_files_of_the_dead_are_removed() {
+    let (_folder, store) = store();
+    let left = store.folder("work", "dead");
+    let mut files = 1000;
+    let opens_before = |files: u32| {
+        fs::create_dir_all(left.join("rootfs")).unwrap();
+        for number in 0..files {
+            fs::write(left.join(format!("rootfs/{number}")), "").unwrap();
+        }
+        let again = Store::open(&store.inner.path, Limits::default()).unwrap();
+        let opened_before = left.exists();
+        again.prune(PruneOptions::default(), &Uses::new()).unwrap();
+        assert_clean(&again);
+        opened_before
+    };
+    // The thread that removes them may be faster than this one.
+    while !opens_before(files) {
+        files *= 2;
+        assert!(files < 100_000, "the opening waited for the removal");
+    }
+}
+
+#[test]
+fn a_pull_or_an_import_removes_old_unfinished_downloads() {
+    let (_folder, store) = store();
+    let hour = Duration::from_hours(1);
+    for (name, age) in [("old", PARTIAL_AGE + hour), ("new", hour)] {
+        let partial = File::create(store.folder("partial", name)).unwrap();
+        partial.set_modified(SystemTime::now() - age).unwrap();
+    }
+    import(&store, "one", None);
+    assert_eq!(store.entries("partial").unwrap(), ["new"]);
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::PathBuf;
 
-use super::{Image, Name, Store, lock_file, random_id, sync_parent, try_lock, write_new};
+use super::{
+    Image, Name, PARTIAL_AGE, Store, lock_file, random_id, sync_parent, try_lock, write_new,
+};
 use crate::digest::Digest;
 use crate::error::{At as _, Result};
 use crate::unpack;
@@ -87,6 +89,8 @@ impl Store {
     /// Makes a directory for an image.
     pub(crate) fn work(&self) -> Result<Work> {
         let guard = self.exclusive()?;
+        // A server may run for longer than downloads are kept.
+        let _ = self.sweep_partial(PARTIAL_AGE);
         let work = self.empty_work()?;
         let make = |path: PathBuf| DirBuilder::new().mode(0o700).create(path).at("image store");
         make(work.path())?;

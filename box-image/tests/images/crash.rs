@@ -35,10 +35,14 @@ fn open(path: &Path) -> Store {
     Store::open(path, Limits::default()).unwrap()
 }
 
+/// Waits until nothing of a dead process is left. A thread removes its files.
 fn assert_swept(path: &Path) {
-    for folder in ["work", "pulls", "leases"] {
+    for folder in ["pulls", "leases"] {
         assert_eq!(names(path, folder), Vec::<String>::new(), "{folder}");
     }
+    eventually("the files of the dead are removed", || {
+        names(path, "work").is_empty()
+    });
 }
 
 #[test]

@@ -132,7 +132,7 @@ async fn a_layer_of_another_size_is_refused() {
     };
     let wrong = reply(206, &[("content-range", "bytes 0-9/10")], "0123456789");
     server.once(&image.layer_path(0), vec![cut, wrong]);
-    refused(&server, Code::Validation, "another part").await;
+    refused(&server, Code::Validation, "another range").await;
 }
 
 /// CVE-2023-25153: bodies without an end.

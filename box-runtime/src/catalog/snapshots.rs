@@ -66,6 +66,19 @@ impl Items {
         self.uses.adopt(id, None)
     }
 
+    /// Checks the size of the snapshots of an owner together with that of its checkpoints.
+    pub(crate) fn check_snapshots(
+        &self,
+        owner: &str,
+        checkpoint_bytes: u64,
+    ) -> Result<(), BoxError> {
+        // Only a store has a limit.
+        let Some(store) = &self.store else {
+            return Ok(());
+        };
+        Ok(store.check_snapshots(owner, checkpoint_bytes)?)
+    }
+
     /// Returns the layers that snapshots name.
     pub(crate) fn named_layers(&self) -> BTreeSet<LayerId> {
         let Some(store) = &self.store else {

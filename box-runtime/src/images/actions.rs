@@ -112,7 +112,8 @@ impl BoxRuntime {
     ) -> Result<ImageListResult, BoxError> {
         let images = self.images()?;
         let listing = images.with_store(|inner, store| {
-            let uses = inner.uses()?;
+            // A damaged record of a box hides no image.
+            let (uses, _) = inner.known_uses();
             let mut items = Vec::new();
             for image in store.list().map_err(failed)? {
                 items.push(inner.brief(&image, &uses)?);
@@ -257,7 +258,7 @@ impl Inner {
     /// Returns the full record of an image.
     async fn info(self: &Arc<Self>, image: Image) -> Result<ImageInfo, BoxError> {
         let describing = self.with_store(move |inner, _| {
-            let mut info = inner.brief(&image, &inner.uses()?)?;
+            let mut info = inner.brief(&image, &inner.known_uses().0)?;
             let layers = image.layers.iter();
             info.layers = layers
                 .map(|layer| progress::layer((layer.digest, layer.size)))

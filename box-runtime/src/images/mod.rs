@@ -171,56 +171,71 @@ impl Inner {
     }
 
     /// Counts snapshots, and the boxes on disk that this process has no lease for. Blocks.
+    ///
+    /// Fails if an image may have further uses.
     fn uses(&self) -> Result<Uses, BoxError> {
+        let (uses, problem) = self.known_uses();
+        problem.map_or(Ok(uses), Err)
+    }
+
+    /// Counts as [`uses`](Self::uses) what can be read. Returns the first problem beside it. Blocks.
+    fn known_uses(&self) -> (Uses, Option<BoxError>) {
         let readable = |record: &str| PersistedBox::read(record).is_some();
-        let mut uses = Uses::new();
-        let mut skipped = 0;
-        let mut count = |id: Uuid, record: &str| {
-            if lock(&self.leases).contains_key(&id) {
-                return;
+        let (mut records, mut problems) = (Vec::new(), Vec::new());
+        for backend in &self.backends {
+            match backend.records(readable) {
+                Ok(found) => {
+                    problems.extend(found.skipped.into_iter().map(unknown_uses));
+                    let boxes = found.boxes.into_iter();
+                    records.extend(boxes.map(|found| (found.id, found.record)));
+                }
+                Err(error) => problems.push(error),
             }
-            let Some(record) = PersistedBox::read(record) else {
-                skipped += 1;
-                return;
-            };
-            if let Some(Ok(digest)) = record.image_digest().map(|digest| digest.parse::<Digest>()) {
+        }
+        match crate::stopped::list(&self.config.stopped) {
+            Ok(stopped) => records.extend(stopped),
+            Err(error) => {
+                let kind = error.kind();
+                let message = format!("image: stopped boxes cannot be read: {kind}");
+                problems.push(BoxError::unavailable(message));
+            }
+        }
+        let mut uses = Uses::new();
+        let mut count = |digest: Option<String>| {
+            if let Some(Ok(digest)) = digest.map(|digest| digest.parse::<Digest>()) {
                 *uses.entry(digest).or_default() += 1;
             }
         };
-        let mut unreadable = 0;
-        for backend in &self.backends {
-            let found = backend.records(readable)?;
-            unreadable += found.skipped;
-            for found in found.boxes {
-                count(found.id, &found.record);
+        for (id, record) in records {
+            if lock(&self.leases).contains_key(&id) {
+                continue;
             }
-        }
-        let stopped = crate::stopped::list(&self.config.stopped).map_err(|error| {
-            let kind = error.kind();
-            BoxError::unavailable(format!("image: stopped boxes cannot be read: {kind}"))
-        })?;
-        for (id, record) in &stopped {
-            count(*id, record);
-        }
-        if unreadable + skipped > 0 {
-            return Err(unknown_uses());
+            match PersistedBox::read(&record) {
+                Some(record) => count(record.image_digest()),
+                None => problems.push(unknown_uses(id)),
+            }
         }
         // Also without a server, whose catalogue only one process can open.
-        let snapshots = box_catalog::stored(&self.config.catalog, CatalogKind::Snapshot)?;
-        for item in snapshots {
-            if let ItemContent::Snapshot(snapshot) = item.content
-                && let Some(Ok(digest)) = snapshot.image.map(|digest| digest.parse::<Digest>())
-            {
-                *uses.entry(digest).or_default() += 1;
+        match box_catalog::stored(&self.config.catalog, CatalogKind::Snapshot) {
+            Ok(items) => {
+                for item in items {
+                    if let ItemContent::Snapshot(snapshot) = item.content {
+                        count(snapshot.image);
+                    }
+                }
             }
+            Err(error) => problems.push(error.into()),
         }
-        Ok(uses)
+        (uses, problems.into_iter().next())
     }
 }
 
 /// The error of a removal beside a box whose image is unknown.
-fn unknown_uses() -> BoxError {
-    let message = "image: the record of a box is damaged or of another version, so the images in use are unknown; delete that box with its version";
+fn unknown_uses(id: Uuid) -> BoxError {
+    let message = format!(
+        "image: the record of the box {} is damaged or of another version, so the images in use are unknown; delete that box with its version, or a damaged record in the state directory",
+        id.simple()
+    );
     BoxError::unavailable(message).with_detail(&Detail::about(Subject::Image))
 }
 

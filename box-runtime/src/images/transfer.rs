@@ -1,7 +1,8 @@
 //! Imports and exports: archives in pieces.
 //!
 //! An import runs on a thread that reads the pieces as they arrive, so that the server stores an
-//! archive once. An upload without a piece for ten minutes is cancelled.
+//! archive once. An upload without a piece for ten minutes is cancelled, and earlier if another needs
+//! its place.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -24,6 +25,11 @@ const UPLOADS: usize = 8;
 
 /// Time without a piece after which an upload is cancelled.
 const IDLE: Duration = Duration::from_mins(10);
+
+/// Time without a piece after which an upload leaves its place to another.
+///
+/// The client of such an upload has probably died.
+const ABANDONED: Duration = Duration::from_secs(30);
 
 /// Pieces that wait for the thread of an import.
 const WAITING_PIECES: usize = 2;
@@ -107,10 +113,7 @@ impl Inner {
         });
         {
             let mut uploads = lock(&self.uploads.0);
-            if uploads.len() >= UPLOADS {
-                uploads.retain(|_, upload| upload.outcome.borrow().is_none());
-            }
-            if uploads.len() >= UPLOADS {
+            if !make_room(&mut uploads) {
                 let what = "the number of imports at the same time";
                 return Err(BoxError::limit(
                     Code::Capacity,
@@ -139,6 +142,23 @@ impl Inner {
     }
 }
 
+/// Ends uploads if there are too many: those that are complete, else the idlest.
+///
+/// Returns whether another can begin.
+fn make_room(uploads: &mut HashMap<UploadId, Arc<Upload>>) -> bool {
+    if uploads.len() >= UPLOADS {
+        uploads.retain(|_, upload| upload.outcome.borrow().is_none());
+    }
+    if uploads.len() < UPLOADS {
+        return true;
+    }
+    let idle = uploads.iter();
+    let idle = idle.filter_map(|(id, upload)| Some((upload.idle_since()?, id.clone())));
+    let idlest = idle.min_by_key(|(since, _)| *since);
+    let abandoned = idlest.filter(|(since, _)| since.elapsed() >= ABANDONED);
+    abandoned.is_some_and(|(_, id)| uploads.remove(&id).is_some())
+}
+
 /// Forgets an upload that has no piece for a while.
 async fn expire(inner: Arc<Inner>, id: UploadId, upload: std::sync::Weak<Upload>) {
     loop {
@@ -154,6 +174,13 @@ async fn expire(inner: Arc<Inner>, id: UploadId, upload: std::sync::Weak<Upload>
 }
 
 impl Upload {
+    /// When the last piece arrived, if the import waits for the next one.
+    fn idle_since(&self) -> Option<Instant> {
+        // A call keeps the state while it waits.
+        let state = self.state.try_lock().ok()?;
+        state.pieces.is_some().then(|| *lock(&self.touched))
+    }
+
     async fn take(&self, data: Blob, piece: &UploadPiece) -> Result<Option<Image>, BoxError> {
         let mut state = self.state.lock().await;
         *lock(&self.touched) = Instant::now();
@@ -188,6 +215,8 @@ impl Upload {
             }
         }
         if state.pieces.is_some() {
+            // The import may have taken long.
+            *lock(&self.touched) = Instant::now();
             return Ok(None);
         }
         drop(state);
@@ -337,6 +366,60 @@ fn left() -> BoxError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn upload(pieces: Option<mpsc::Sender<Piece>>) -> (Arc<Upload>, Report) {
+        let (report, outcome) = watch::channel(None);
+        let state = UploadState {
+            received: 0,
+            pieces,
+        };
+        let upload = Upload {
+            state: tokio::sync::Mutex::new(state),
+            touched: Mutex::new(Instant::now()),
+            outcome,
+        };
+        (Arc::new(upload), report)
+    }
+
+    type Report = watch::Sender<Option<Result<Image, BoxError>>>;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_abandoned_upload_leaves_its_place_to_another() {
+        let (pieces, mut waiting) = mpsc::channel(WAITING_PIECES);
+        let mut uploads = HashMap::new();
+        let mut reports = Vec::new();
+        for number in 0..UPLOADS {
+            // The import of the first has all pieces.
+            let pieces = (number > 0).then(|| pieces.clone());
+            let (upload, report) = upload(pieces);
+            uploads.insert(UploadId::fresh(), upload);
+            reports.push(report);
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        drop(pieces);
+        let idle = uploads
+            .values()
+            .filter(|upload| upload.idle_since().is_some());
+        let busy = idle.min_by_key(|upload| upload.idle_since()).unwrap();
+        let busy = Arc::clone(busy);
+        let call = busy.state.lock().await;
+        tokio::time::advance(ABANDONED.saturating_sub(Duration::from_secs(7))).await;
+        assert!(
+            !make_room(&mut uploads),
+            "the others had a piece within 30 s"
+        );
+        assert_eq!(uploads.len(), UPLOADS);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(make_room(&mut uploads));
+        assert_eq!(uploads.len(), UPLOADS - 1);
+        drop(call);
+        let kept = uploads.values().any(|upload| Arc::ptr_eq(upload, &busy));
+        assert!(kept, "a call of it was waiting");
+        // The import of an upload that was removed ends.
+        drop(busy);
+        uploads.clear();
+        assert!(waiting.recv().await.is_none());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_piece_can_be_repeated_after_a_cancelled_call() {

@@ -89,7 +89,7 @@ pub(super) fn list(root: &Path, is_readable: Readable) -> io::Result<Listing> {
     let (mut found, mut unrecorded) = (FoundBoxes::default(), Vec::new());
     let mut skip = |box_id: Uuid, kind: io::ErrorKind| {
         tracing::warn!(%box_id, %kind, "cannot adopt a box of an earlier process");
-        found.skipped += 1;
+        found.skipped.push(box_id);
     };
     for entry in std::fs::read_dir(root)? {
         let name = entry?.file_name();

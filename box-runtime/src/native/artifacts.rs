@@ -116,7 +116,7 @@ impl Manifest {
         let file = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), links);
         let file = File::from(file.map_err(io::Error::from).map_err(unreadable)?);
         if !file.metadata().map_err(unreadable)?.is_file() {
-            return Err("Artifact manifest is no regular file".to_owned());
+            return Err("Artifact manifest is not a regular file".to_owned());
         }
         let mut text = Vec::new();
         let mut most = file.take(MANIFEST_BYTES + 1);

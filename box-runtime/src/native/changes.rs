@@ -15,7 +15,7 @@ use box_protocol::actions::{
     BoxApplyParams, BoxApplyResult, DiffEntry, DiffKind, FileKind, SkippedChange,
 };
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, Code, DEFAULT_HOME, HostPathMode};
+use box_protocol::{BoxError, BoxSpec, Code, DEFAULT_HOME, HostPathMode};
 use box_sys::{
     Applied, ApplyOptions, ChangeKind, ChangedType, ChangesOf, ComparedLayer, Comparison,
     LayerSource, PendingChanges, Selection,
@@ -61,7 +61,7 @@ impl<T: 'static> Drop for Unfinished<T> {
 }
 
 impl<T: 'static> Unfinished<T> {
-    async fn finish(mut self, time_limit: Duration) -> Result<T, BoxError> {
+    async fn finish(mut self, time_limit: Duration, selected: Selected) -> Result<T, BoxError> {
         let waiting = async {
             match &self.work {
                 Some(work) => readable(work.as_fd()).await,
@@ -72,7 +72,48 @@ impl<T: 'static> Unfinished<T> {
         let waited = waited.map_err(|_| too_slow(time_limit))?;
         waited.map_err(|error| failed(&error))?;
         let work = self.work.take().ok_or_else(box_gone)?;
-        work.finish().map_err(|error| work_error(&error))
+        work.finish().map_err(|error| match &error {
+            box_sys::Error::Missing(path) => selected.missing(path),
+            error => work_error(error),
+        })
+    }
+}
+
+/// How an error names a selected path.
+#[derive(Clone, Copy)]
+struct Selected {
+    field: &'static str,
+    /// Precedes a path.
+    root: &'static str,
+    /// The view that the box is compared with.
+    old: &'static str,
+}
+
+impl Selected {
+    const OF_WORKSPACE: Self = Self {
+        field: "paths",
+        root: "",
+        old: "the directory",
+    };
+
+    fn of_list(base: DiffBase<'_>) -> Self {
+        let (root, old) = match base {
+            DiffBase::Workspace => ("", "the directory"),
+            DiffBase::Image => ("/", "its image"),
+            DiffBase::Snapshot(_) => ("/", "the checkpoint"),
+        };
+        Self {
+            field: "path",
+            root,
+            old,
+        }
+    }
+
+    fn missing(&self, path: &str) -> BoxError {
+        let Self { field, root, old } = self;
+        let path = format!("{root}{path}");
+        let message = format!("{field}: {path:?} is neither in the box nor in {old}");
+        BoxError::not_found(message).with_detail(&Detail::of_field(field).of(Subject::File))
     }
 }
 
@@ -89,6 +130,8 @@ impl NativeBackend {
         let server = self.0.server.running().await?;
         let workspace = match request.base {
             DiffBase::Workspace => Some(workspace(&request)?),
+            // A rollback restores the changes of a workspace, too.
+            DiffBase::Snapshot(_) if is_overlay(request.spec) => Some(workspace(&request)?),
             DiffBase::Image | DiffBase::Snapshot(_) => None,
         };
         let comparison = self.comparison(&request, live_box.is_some());
@@ -104,8 +147,9 @@ impl NativeBackend {
             work: Some(work.map_err(|error| work_error(&error))?),
             turn: None,
         };
-        let page = unfinished.finish(request.time_limit).await?;
-        let root = if workspace.is_some() { "" } else { "/" };
+        let selected = Selected::of_list(request.base);
+        let root = selected.root;
+        let page = unfinished.finish(request.time_limit, selected).await?;
         let changes = page.changes.into_iter().map(|change| DiffEntry {
             path: format!("{root}{}", change.path),
             change: match change.kind {
@@ -164,7 +208,8 @@ impl NativeBackend {
             work: Some(work.map_err(|error| work_error(&error))?),
             turn: Some(turn),
         };
-        let applied = unfinished.finish(request.time_limit).await;
+        let finishing = unfinished.finish(request.time_limit, Selected::OF_WORKSPACE);
+        let applied = finishing.await;
         drop(frozen);
         let applied = applied?;
         if !params.dry_run {
@@ -214,7 +259,8 @@ impl NativeBackend {
             work: Some(work.map_err(|error| work_error(&error))?),
             turn: Some(turn),
         };
-        let discarded = unfinished.finish(request.time_limit).await;
+        let finishing = unfinished.finish(request.time_limit, Selected::OF_WORKSPACE);
+        let discarded = finishing.await;
         drop(frozen);
         discarded
     }
@@ -281,7 +327,9 @@ impl NativeBackend {
         };
         let mut hidden: Vec<PathBuf> = fixed.iter().map(PathBuf::from).collect();
         hidden.extend(request.mount_points.iter().map(|point| relative(point)));
-        if request.spec.mounts_host_path() {
+        if matches!(request.base, DiffBase::Snapshot(_)) && is_overlay(request.spec) {
+            layers.push(layer(LayerSource::WorkspaceAt(workspace), true, true));
+        } else if request.spec.mounts_host_path() {
             hidden.push(workspace);
         }
         Comparison {
@@ -343,6 +391,11 @@ fn selection(request: &ChangesRequest<'_>) -> Selection {
 pub(super) fn identity(directory: &OwnedFd) -> io::Result<(u64, u64)> {
     let stat = rustix::fs::fstat(directory)?;
     Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Whether the changes of the workspace are private files.
+fn is_overlay(spec: &BoxSpec) -> bool {
+    spec.host_path.is_some() && spec.host_path_mode == HostPathMode::Overlay
 }
 
 /// Opens the host directory of a workspace, and checks that it is the one of the last start.

@@ -26,7 +26,7 @@ const ALL: [(&str, bool, &str); 21] = [
     ("cgroup.cpu_usage", false, "without it, CPU time is not measured"),
     ("cgroup.freeze", false, "without it, a box cannot be paused, and only a stopped box can be copied"),
     ("cgroup.io", false, "without it, disk bandwidth cannot be limited (runtime.disk_read_mb_per_s, runtime.disk_write_mb_per_s)"),
-    ("disk.limit", false, "without it, the runtime ends a box that exceeds disk_mb, instead of writes that fail; requires root with loop devices and mke2fs, or project quotas"),
+    ("disk.limit", false, "without it, the runtime ends a box that exceeds disk_mb instead of failing its writes; requires root with loop devices and mke2fs, or project quotas"),
     ("network", false, "without it, boxes have no network access; requires nftables with NAT in the kernel"),
     ("network.connect_errors", false, "without it, failed connections are reset instead of refused or unreachable; requires nfnetlink_queue"),
 ];

@@ -17,6 +17,7 @@ pub(super) fn sandbox_error(error: &Error) -> BoxError {
             BoxError::unavailable(format!("box not created: {step}: {}", source.kind()))
         }
         Error::Invalid(why) => BoxError::validation(why.clone()),
+        Error::Missing(path) => BoxError::not_found(format!("{path:?} does not exist")),
         Error::Unavailable(what) => {
             BoxError::unavailable(format!("this machine does not provide {what} to boxes"))
                 .with_detail(&Detail::lasting())

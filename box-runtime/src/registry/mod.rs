@@ -341,7 +341,7 @@ impl Registry {
     fn check_capacity(&self, caller: &Caller, max_boxes: Option<usize>) -> Result<(), BoxError> {
         let config = &self.shared.config;
         let full = |name: &str, limit: usize| {
-            let message = format!("box capacity reached ({limit})");
+            let message = format!("{name}: the limit of {limit} is reached; delete a box");
             BoxError::capacity(message).with_detail(&Detail {
                 limit: Some(name.to_owned()),
                 max: u64::try_from(limit).ok(),
@@ -533,5 +533,5 @@ fn check_may_exist(request: &Request, id: &BoxId) -> Result<(), BoxError> {
 }
 
 fn shutting_down() -> BoxError {
-    BoxError::unavailable("Box runtime is shutting down")
+    BoxError::unavailable("the runtime is shutting down")
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use box_protocol::actions::{BoxCheckpointParams, SINCE_IMAGE, SINCE_WORKSPACE};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, Checkpoint, Code, Invalid, Name, UnixMs};
+use box_protocol::{BoxError, Checkpoint, Invalid, Name, UnixMs};
 use box_rpc::Caller;
 
 use crate::box_actor::entry::BoxEntry;
@@ -26,6 +26,8 @@ impl BoxRuntime {
         let runtime = self.clone();
         completed(async move {
             free_name(&entry, params.name.as_ref())?;
+            // Nothing is copied if nothing fits any more.
+            runtime.check_size(&entry.owner, 1).await?;
             let captured = runtime.capture(&entry).await?;
             let (size_bytes, entries) = captured.size();
             let info = {
@@ -40,21 +42,44 @@ impl BoxRuntime {
                 };
                 let kept = KeptCheckpoint {
                     info: info.clone(),
-                    layers: captured.layers,
+                    layers: captured.layers.clone(),
                 };
                 entry.status().files.checkpoints.push(kept);
                 info
             };
             entry.mark_changed();
-            if let Err(error) = entry.wait_persisted().await {
+            let stored = match entry.wait_persisted().await {
+                // Checkpoints made at the same time count each other.
+                Ok(()) => runtime.check_size(&entry.owner, 0).await,
+                failed => failed,
+            };
+            if let Err(error) = stored {
                 let is_other = |kept: &KeptCheckpoint| kept.info.name != info.name;
                 entry.status().files.checkpoints.retain(is_other);
+                entry.mark_changed();
+                let _ = entry.wait_persisted().await;
+                // Until now, the record may have named its layers.
+                drop(captured);
                 runtime.shared().collect_layers();
                 return Err(error);
             }
             Ok(info)
         })
         .await
+    }
+
+    /// Checks the size of all snapshots and checkpoints of an owner, with this many bytes more.
+    pub(super) async fn check_size(&self, owner: &str, more: u64) -> Result<(), BoxError> {
+        let entries = self.all_entries().await;
+        let mine = entries.iter().filter(|entry| *entry.owner == *owner);
+        let bytes = mine.map(|entry| {
+            let status = entry.status();
+            let kept = status.files.checkpoints.iter();
+            kept.map(|kept| kept.info.size_bytes)
+                .fold(0, u64::saturating_add)
+        });
+        let bytes = bytes.fold(more, u64::saturating_add);
+        self.items().check_snapshots(owner, bytes)
     }
 }
 
@@ -63,13 +88,15 @@ fn free_name(entry: &Arc<BoxEntry>, asked: Option<&Name>) -> Result<Name, BoxErr
     let status = entry.status();
     let existing = &status.files.checkpoints;
     if existing.len() >= MAX_CHECKPOINTS {
-        let what = "the number of checkpoints of this box";
-        return Err(BoxError::limit(
-            Code::Capacity,
-            what,
-            "checkpoints",
-            MAX_CHECKPOINTS,
-        ));
+        let problem = format!(
+            "checkpoints: the box has {MAX_CHECKPOINTS}, which is the maximum; fork the box, because \
+             a fork begins with none, or delete it"
+        );
+        return Err(BoxError::capacity(problem).with_detail(&Detail {
+            limit: Some("checkpoints".to_owned()),
+            max: u64::try_from(MAX_CHECKPOINTS).ok(),
+            ..Detail::about(Subject::Box)
+        }));
     }
     let is_taken = |name: &Name| existing.iter().any(|kept| kept.info.name == *name);
     if let Some(name) = asked {

@@ -29,7 +29,7 @@ use box_protocol::actions::{
 };
 use box_protocol::catalog::{CatalogItem, CatalogKind, ItemContent, ItemState, SnapshotContent};
 use box_protocol::error::{Detail, Subject};
-use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, Checkpoint, Code, ItemId, Name};
+use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, Checkpoint, ItemId, Name};
 use box_rpc::{Call, Caller, Handle, Peer};
 
 use crate::adoption::unreachable;
@@ -43,7 +43,7 @@ use crate::runtime::BoxRuntime;
 
 pub(crate) use self::fork_marks::ForkMarks;
 
-/// Most layers of a snapshot. Beyond, the runtime merges them to one.
+/// Maximum number of layers of a snapshot. The runtime merges more into one.
 pub(crate) const MAX_LAYERS: usize = 16;
 
 /// Most layers that one call of a backend merges.
@@ -147,20 +147,23 @@ impl BoxRuntime {
             {
                 // Nothing is copied, so one write stores the snapshot.
                 let captured = Captured::of_stopped(&entry, layers);
+                runtime.check_size(&new.owner, captured.size().0).await?;
                 new.state = ItemState::Ready;
                 new.size_bytes = Some(captured.size().0);
                 new.content = ItemContent::Snapshot(captured.content(source_box));
                 return runtime.on_store(move |store| store.insert(new)).await;
             }
+            // Nothing is copied if nothing fits any more.
+            runtime.check_size(&new.owner, 1).await?;
             let tags = new.tags.clone();
             let item = runtime.on_store(move |store| store.insert(new)).await?;
-            let made = match runtime.capture(&entry).await {
-                Ok(captured) => {
-                    let id = item.id.clone();
-                    runtime.complete_snapshot(id, tags, captured).await
-                }
-                Err(error) => Err(error),
+            let making = async {
+                let captured = runtime.capture(&entry).await?;
+                runtime.check_size(&item.owner, captured.size().0).await?;
+                let id = item.id.clone();
+                runtime.complete_snapshot(id, tags, captured).await
             };
+            let made = making.await;
             if made.is_err() {
                 let removed = runtime
                     .on_store(move |store| store.remove(CatalogKind::Snapshot, &item.id))
@@ -222,8 +225,7 @@ impl BoxRuntime {
             .new_layer(LayerUse::finish_unsynced, async |into: &Path| {
                 let request = SnapshotRequest::new(into, limit);
                 let copying = backend.snapshot(location.id, request);
-                let copied = bounded(backend, "snapshot", limit + GRACE, copying).await?;
-                let copied = copied.map_err(stop_first)?;
+                let copied = bounded(backend, "snapshot", limit + GRACE, copying).await??;
                 paused = copied.paused;
                 Ok(LayerFiles {
                     kind: LayerKind::Directory,
@@ -339,18 +341,6 @@ fn look(entry: &Arc<BoxEntry>) -> Result<Option<Source>, BoxError> {
             return Err(not_possible(id, "is ending"));
         }
     }))
-}
-
-/// Adds the remedy to the error of a machine that cannot freeze boxes.
-fn stop_first(error: BoxError) -> BoxError {
-    if error.code() != Code::Unsupported {
-        return error;
-    }
-    let message = format!("{}; stop the box first", error.message());
-    match error.detail::<Detail>() {
-        Some(detail) => BoxError::unsupported(message).with_detail(&detail),
-        None => BoxError::unsupported(message),
-    }
 }
 
 fn not_possible(id: &BoxId, why: &str) -> BoxError {

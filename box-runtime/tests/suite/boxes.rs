@@ -255,7 +255,10 @@ async fn capacity_is_named_and_freed() {
     w.exec("b", "true").await.unwrap();
     let error = w.exec("c", "true").await.unwrap_err();
     assert_eq!(error.code(), Code::Capacity);
-    assert_eq!(error.message(), "box capacity reached (2)");
+    assert_eq!(
+        error.message(),
+        "max_boxes: the limit of 2 is reached; delete a box"
+    );
     let detail: Detail = error.detail().unwrap();
     assert_eq!(
         (detail.limit.as_deref(), detail.max),
@@ -274,7 +277,10 @@ async fn a_caller_can_have_a_separate_limit() {
     ann.runtime = ann.runtime.with_max_boxes(1);
     ann.exec("a", "true").await.unwrap();
     let error = ann.exec("b", "true").await.unwrap_err();
-    assert_eq!(error.message(), "box capacity reached (1)");
+    assert_eq!(
+        error.message(),
+        "max_boxes_per_caller: the limit of 1 is reached; delete a box"
+    );
     let bob = w.with_token("bob");
     bob.exec("b", "true").await.unwrap();
     bob.exec("c", "true").await.unwrap();

@@ -125,7 +125,7 @@ async fn invalid_items_are_refused() {
         ),
         (
             json!({"volume": {"size_mb": 1}}),
-            "size_mb: must be within 16 and 8388608, not 1",
+            "size_mb: must be between 16 and 8388608, not 1",
         ),
     ] {
         let refused = put(&w, json!({"name": "n", "content": content})).await;

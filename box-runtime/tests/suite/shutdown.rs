@@ -31,7 +31,7 @@ async fn new_calls_are_refused_during_a_shutdown_but_health_answers() {
         for box_id in ["a", "new"] {
             let error = w.exec(box_id, "true").await.unwrap_err();
             assert_eq!(error.code(), Code::Unavailable);
-            assert_eq!(error.message(), "Box runtime is shutting down");
+            assert_eq!(error.message(), "the runtime is shutting down");
         }
         assert!(w.runtime.health().await.available);
         assert_eq!(w.runtime.status(&w.caller).await.unwrap().active_boxes, 1);

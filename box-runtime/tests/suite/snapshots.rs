@@ -71,6 +71,19 @@ fn content(item: &CatalogItem) -> &SnapshotContent {
     content
 }
 
+/// A snapshot of the caller with this size.
+fn sized(w: &Fixture, size_bytes: u64) -> NewItem {
+    NewItem {
+        owner: w.caller.name().to_string(),
+        name: Name::new("used").unwrap(),
+        tags: Vec::new(),
+        labels: Labels::default(),
+        state: ItemState::Ready,
+        size_bytes: Some(size_bytes),
+        content: ItemContent::Snapshot(SnapshotContent::default()),
+    }
+}
+
 /// The names in a directory of the state directory.
 fn names(directory: &tempfile::TempDir, of: &str) -> Vec<String> {
     let entries = std::fs::read_dir(directory.path().join(of));
@@ -162,16 +175,7 @@ async fn a_snapshot_beyond_the_size_of_its_owner_leaves_nothing() {
     let (w, catalog) = with_limits(&directory, limits);
     w.create(SpecDraft::new("a")).await.unwrap();
     // A layer of the scripted backend has 4096 bytes.
-    let used = NewItem {
-        owner: w.caller.name().to_string(),
-        name: Name::new("used").unwrap(),
-        tags: Vec::new(),
-        labels: Labels::default(),
-        state: ItemState::Ready,
-        size_bytes: Some((1 << 20) - 4095),
-        content: ItemContent::Snapshot(SnapshotContent::default()),
-    };
-    let used = catalog.insert(used).unwrap();
+    let used = catalog.insert(sized(&w, (1 << 20) - 4095)).unwrap();
     let error = snapshot(&w, "a", "s").await.unwrap_err();
     assert_eq!(error.code(), Code::Capacity);
     let detail: Detail = error.detail().unwrap();
@@ -185,6 +189,61 @@ async fn a_snapshot_beyond_the_size_of_its_owner_leaves_nothing() {
     assert_eq!(code(snapshot(&w, "a", "s").await), Code::Capacity);
     catalog.remove(CatalogKind::Snapshot, &used.id).unwrap();
     snapshot(&w, "a", "s").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_checkpoint_counts_towards_the_size_of_all_snapshots() {
+    let directory = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        max_snapshots_mb_per_owner: Some(1),
+        ..Limits::default()
+    };
+    let (w, catalog) = with_limits(&directory, limits);
+    // One layer of the scripted backend fits, and a part of another one.
+    catalog.insert(sized(&w, (1 << 20) - 5000)).unwrap();
+    w.create(SpecDraft::new("a")).await.unwrap();
+    let kept = checkpoint(&w, "a").await.unwrap();
+    for _ in 0..2 {
+        let error = checkpoint(&w, "a").await.unwrap_err();
+        assert_eq!(error.code(), Code::Capacity);
+        let detail: Detail = error.detail().unwrap();
+        assert_eq!(detail.limit.as_deref(), Some("max_snapshots_mb_per_owner"));
+    }
+    assert_eq!(w.get("a").await.unwrap().checkpoints, [kept]);
+    assert_eq!(code(snapshot(&w, "a", "s").await), Code::Capacity);
+    has(&directory, "layers", 1).await;
+    // Of a stopped box, nothing is copied.
+    move_to(&w, "a", TargetState::Stopped).await.unwrap();
+    assert_eq!(code(checkpoint(&w, "a").await), Code::Capacity);
+    assert_eq!(code(snapshot(&w, "a", "s").await), Code::Capacity);
+    // Another owner has a limit of its own, and checkpoints end with their box.
+    let other = w.with_token("other");
+    other.create(SpecDraft::new("a")).await.unwrap();
+    checkpoint(&other, "a").await.unwrap();
+    w.delete("a").await.unwrap();
+    w.create(SpecDraft::new("b")).await.unwrap();
+    checkpoint(&w, "b").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_box_with_too_many_checkpoints_is_told_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let w = with_state(&directory);
+    w.create(SpecDraft::new("a")).await.unwrap();
+    for _ in 0..64 {
+        checkpoint(&w, "a").await.unwrap();
+    }
+    let error = checkpoint(&w, "a").await.unwrap_err();
+    assert_eq!(error.code(), Code::Capacity);
+    assert_eq!(
+        error.message(),
+        "checkpoints: the box has 64, which is the maximum; fork the box, because a fork begins with none, or delete it"
+    );
+    let detail: Detail = error.detail().unwrap();
+    assert_eq!(
+        (detail.limit.as_deref(), detail.max),
+        (Some("checkpoints"), Some(64))
+    );
 }
 
 #[tokio::test]

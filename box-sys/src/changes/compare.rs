@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, Dir, FileType, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
@@ -43,6 +44,8 @@ pub(crate) struct Views<'a> {
     pub(crate) selection: &'a Selection,
     /// The directories, the topmost first.
     pub(crate) parts: Vec<Part>,
+    /// The workspace, if it is below the compared directory: its path there and its directory.
+    pub(crate) workspace: Option<(&'a Path, &'a OwnedFd)>,
     /// Name of the attribute of directories that hide those below them.
     pub(crate) opaque: &'static str,
     /// Set if the times of the box's versions are wanted.
@@ -251,6 +254,16 @@ impl Views<'_> {
                     is_copy: level.parts.get(at).is_some_and(|part| part.is_copy),
                 });
             }
+        }
+        if let Some((at, workspace)) = self.workspace
+            && at == as_path(path)
+        {
+            parts.push(Part {
+                directory: open_dir(workspace, b"").at("open the workspace")?,
+                in_new: true,
+                in_old: true,
+                is_copy: false,
+            });
         }
         let is_same = parts.iter().all(|part| part.in_new && part.in_old);
         let below = (!is_same).then(|| {

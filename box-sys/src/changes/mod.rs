@@ -7,7 +7,7 @@
 //! 3. `list.rs` collects a page of the differences.
 //! 4. `apply.rs` writes the new view to the directory of the host, `host.rs` is that directory.
 //!    `times.rs` finds the times by which it knows conflicts.
-//! 5. `discard.rs` writes the old view to the box.
+//! 5. `discard.rs` writes the old view to the box. `missing.rs` finds paths that do not exist.
 //!
 //! A guest chose every name, and may run meanwhile. All access is by descriptor: no link is
 //! followed, no mount is crossed, and no directory is left upwards.
@@ -17,6 +17,7 @@ mod compare;
 mod discard;
 mod host;
 mod list;
+mod missing;
 mod times;
 
 use std::ffi::CString;
@@ -78,6 +79,8 @@ pub enum LayerSource {
     Layer(Layer),
     /// The directory of the host that is the workspace. It is the last layer.
     Workspace,
+    /// The same at this path below the compared directory, in both views.
+    WorkspaceAt(PathBuf),
 }
 
 impl LayerSource {
@@ -210,13 +213,29 @@ impl Comparison {
         for path in inner.chain([&self.directory]) {
             check_relative(path)?;
         }
-        let workspaces = |layer: &&ComparedLayer| layer.source == LayerSource::Workspace;
+        if let Some(at) = self.workspace_at() {
+            check_relative(at)?;
+        }
+        let workspaces = |layer: &&ComparedLayer| {
+            matches!(
+                layer.source,
+                LayerSource::Workspace | LayerSource::WorkspaceAt(_)
+            )
+        };
         if self.layers.iter().filter(workspaces).count() > 1
             || self.layers.len() > 2 * (crate::plan::LAYERS_MAX + 2)
         {
             return Err(Error::Invalid("layers: too many".into()));
         }
         Ok(())
+    }
+
+    /// Path of the workspace below the compared directory, if it is not that directory.
+    pub(crate) fn workspace_at(&self) -> Option<&Path> {
+        self.layers.iter().find_map(|layer| match &layer.source {
+            LayerSource::WorkspaceAt(path) => Some(path.as_path()),
+            _ => None,
+        })
     }
 }
 

@@ -106,7 +106,7 @@ impl ForkServer {
                     })?;
                     fds.push(upper.as_fd());
                 }
-                LayerSource::Workspace => fds.extend(of.workspace),
+                LayerSource::Workspace | LayerSource::WorkspaceAt(_) => fds.extend(of.workspace),
                 LayerSource::Image(_) | LayerSource::Layer(_) => {}
             }
         }

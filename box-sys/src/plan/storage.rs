@@ -80,7 +80,7 @@ impl Scratch {
         caps.validate()?;
         if caps.bytes < DISK_MIN || caps.bytes > DISK_MAX {
             return Err(Error::Invalid(format!(
-                "scratch: a file system of {} bytes; must be within {DISK_MIN} and {DISK_MAX}",
+                "scratch: a file system of {} bytes; must be between {DISK_MIN} and {DISK_MAX}",
                 caps.bytes
             )));
         }

@@ -30,6 +30,8 @@ struct Work {
     task: ChangesTask,
     /// The layers of the comparison, below the compared directory.
     parts: Vec<Part>,
+    /// The workspace, if it is below the compared directory.
+    workspace: Option<OwnedFd>,
     /// The writable directory of the host, or the workspace as the guest sees it.
     target: Option<OwnedFd>,
     is_root: bool,
@@ -54,6 +56,7 @@ impl Server {
             fds.next().ok_or_else(missing)
         };
         let (mut parts, mut target, mut disks) = (Vec::new(), None, Vec::new());
+        let mut workspace = None;
         // Layers below something that is not a directory are hidden.
         let (mut hides_new, mut hides_old) = (false, false);
         for layer in &comparison.layers {
@@ -66,10 +69,14 @@ impl Server {
                     }
                     self.open_layer(&layer.path, Some(layer.kind))?
                 }
-                LayerSource::Workspace => {
+                LayerSource::Workspace | LayerSource::WorkspaceAt(_) => {
                     let source = next()?;
                     let (read, written) =
                         self.in_host_mounts(|server| server.workspace(source, &task))?;
+                    if matches!(layer.source, LayerSource::WorkspaceAt(_)) {
+                        workspace = Some(read);
+                        continue;
+                    }
                     target = written;
                     parts.push(Part {
                         directory: read,
@@ -107,6 +114,7 @@ impl Server {
             selection,
             task,
             parts,
+            workspace,
             target,
             is_root,
         };
@@ -198,7 +206,8 @@ fn run(work: &Work, reply: &OwnedFd) -> Result<Reply> {
             .at("set the parent death signal")?;
     }
     let parts = work.parts.iter().map(|part| &part.directory);
-    let keep = parts.chain(&work.target).chain([reply]);
+    let keep = parts.chain(&work.workspace).chain(&work.target);
+    let keep = keep.chain([reply]);
     close_all_but(keep.map(AsRawFd::as_raw_fd).collect())?;
     let is_cancelled = || has_given_up(reply);
     let times = match &work.task {
@@ -220,6 +229,7 @@ fn run(work: &Work, reply: &OwnedFd) -> Result<Reply> {
             comparison: &work.comparison,
             selection: &work.selection,
             parts,
+            workspace: work.comparison.workspace_at().zip(work.workspace.as_ref()),
             opaque: if work.is_root {
                 "trusted.overlay.opaque"
             } else {
@@ -234,6 +244,12 @@ fn run(work: &Work, reply: &OwnedFd) -> Result<Reply> {
         let target = work.target.as_ref().ok_or_else(missing)?;
         raw::duplicate(target.as_fd()).at("duplicate")
     };
+    // A later page may begin after a path is gone.
+    if !matches!(work.task, ChangesTask::List { after: Some(_), .. })
+        && let Some(path) = views()?.missing()
+    {
+        return Err(Error::Missing(path.to_string_lossy().into_owned()));
+    }
     match &work.task {
         ChangesTask::List { after, limit } => {
             changes::list(views()?, after.as_deref(), *limit).map(Reply::Changes)

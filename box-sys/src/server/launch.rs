@@ -65,19 +65,15 @@ impl Server {
             // Spares may use it as a layer.
             self.forget_layer(path);
         }
-        let (HostTrees { scratch, trees }, stale) = self.in_host_mounts(|server| {
-            let stale = server.layers.stale(plan);
-            Ok((server.trees(plan, &fds)?, stale))
-        })?;
+        let (HostTrees { scratch, trees }, sources) =
+            self.in_host_mounts(|server| Ok((server.trees(plan, &fds)?, layers::sources(plan))))?;
         let request = FinishRequest {
             plan: plan.clone(),
             trees,
             init_fds,
             reply,
         };
-        for layer in stale {
-            self.shapes.forget_layer(layer);
-        }
+        self.shapes.end_replaced(plan, &sources);
         // A spare cannot make the overlay of a mount any more.
         if scratch.is_none()
             && plan.overlay_mount().is_none()
@@ -187,7 +183,8 @@ impl Server {
     fn add_spare_of(&mut self, shape: &SandboxPlan) -> Result<bool> {
         let (near, far) = socket_pair().at("create a socket pair")?;
         self.pools.prepare_overlays(&self.template)?;
-        let layers = self.layers(shape)?;
+        let mut layers = self.layers(shape)?;
+        let sources = std::mem::take(&mut layers.sources);
         let disk = self.new_disk(shape)?;
         let mut far = Some(far);
         let pid = self.fork(
@@ -211,6 +208,7 @@ impl Server {
             socket: near,
             pid,
             group,
+            sources,
         };
         self.shapes.add(shape, spare);
         Ok(true)

@@ -12,7 +12,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,6 +25,7 @@ use crate::error::{At, Error, Result};
 use crate::mounts::{clone_tree, new_fs, open_beneath, overlay_of};
 use crate::plan::{Layer as PlannedLayer, LayerKind, Root, SandboxPlan};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY};
+use crate::record;
 
 /// Most layers that the server keeps. Each takes one descriptor.
 const KEPT_MAX: usize = 128;
@@ -52,9 +52,12 @@ struct Layer {
     kind: Option<LayerKind>,
     /// Whether the owners of its files are ids of the box.
     mapped: bool,
-    /// Device and number of the file with the file system, if it is in a file.
-    file: Option<(u64, u64)>,
+    /// What its path named.
+    source: Identity,
 }
+
+/// Device and number of a directory or a file, which no other has while a mount uses it.
+pub(super) type Identity = (u64, u64);
 
 /// The layers of one box.
 #[derive(Debug)]
@@ -65,6 +68,8 @@ pub(crate) struct Layers {
     pub(crate) by_descriptor: bool,
     /// Whether the owners of an image's files are ids of the box.
     pub(crate) has_owners: bool,
+    /// What the paths of the layers named, as [`sources`].
+    pub(super) sources: Vec<Option<Identity>>,
 }
 
 impl Default for Layers {
@@ -74,6 +79,7 @@ impl Default for Layers {
             trees: Vec::new(),
             by_descriptor: true,
             has_owners: true,
+            sources: Vec::new(),
         }
     }
 }
@@ -99,23 +105,19 @@ pub(super) fn disks(layers: &[PlannedLayer]) -> Vec<PathBuf> {
     disks.map(|layer| layer.path.clone()).collect()
 }
 
+/// What the paths of a plan's layers name now. `None` is a missing layer.
+///
+/// The caller is in the host's mount namespace.
+pub(super) fn sources(plan: &SandboxPlan) -> Vec<Option<Identity>> {
+    all(plan).map(|(path, _)| identity(path)).collect()
+}
+
 /// Whether a box uses this layer.
 pub(super) fn has(plan: &SandboxPlan, layer: &Path) -> bool {
     all(plan).any(|(path, _)| path == layer)
 }
 
 impl KeptLayers {
-    /// The layers of a plan whose files have been removed since the server opened them.
-    ///
-    /// The caller is in the host's mount namespace.
-    pub(super) fn stale<'a>(&self, plan: &'a SandboxPlan) -> Vec<&'a Path> {
-        let is_stale = |path: &&Path| {
-            let known = self.kept.iter().find(|(kept, _)| kept == path);
-            known.is_some_and(|(path, layer)| !layer.is_current(path))
-        };
-        all(plan).map(|(path, _)| path).filter(is_stale).collect()
-    }
-
     /// Drops the mount of a layer.
     pub(super) fn forget(&mut self, path: &Path) {
         self.kept.retain(|(kept, _)| kept != path);
@@ -151,6 +153,7 @@ impl KeptLayers {
     ) -> Result<Layers> {
         let mut layers = Layers::default();
         for (path, kind) in all {
+            layers.sources.push(identity(path));
             let (tree, mapped) = self.open_one(path, kind, privileged, pools)?;
             layers.trees.push(tree);
             // The guest could not use its own files of a snapshot.
@@ -215,12 +218,13 @@ impl Layer {
         pools: &mut Pools,
     ) -> Result<Self> {
         let place = open_source(path).at("open a layer of the root")?;
+        let source = record::identity(&place).at("read the metadata of a layer")?;
         let is_disk = kind == Some(LayerKind::Disk);
         if is_disk && is_file(&place) {
             if !privileged {
                 return Err(Error::Unavailable("disks of root's boxes".into()));
             }
-            return Self::in_file(path);
+            return Self::in_file(path, source);
         }
         let place = if is_disk { open_upper(&place)? } else { place };
         // An ordinary user can only clone a tree with its submounts, because they are locked.
@@ -235,34 +239,28 @@ impl Layer {
             tree,
             kind,
             mapped,
-            file: None,
+            source,
         })
     }
 
     /// Mounts the file system in a file.
-    fn in_file(path: &Path) -> Result<Self> {
+    fn in_file(path: &Path, source: Identity) -> Result<Self> {
         let mount = disk_file::mount(path, Use::Layer, DISK_WAIT)?;
         let tree = disk_file::subtree(&mount, path, || open_upper(&mount))?;
-        let found = identity(path).ok_or_else(|| Error::Step {
-            step: "read the metadata of a disk".into(),
-            source: io::ErrorKind::NotFound.into(),
-        });
         Ok(Self {
             tree,
             kind: Some(LayerKind::Disk),
             mapped: true,
-            file: Some(found?),
+            source,
         })
     }
 
-    /// Whether the files of the mount have not been removed.
+    /// Whether the path still names what is mounted.
     ///
-    /// The caller is in the host's mount namespace.
+    /// A removal first gives an image another path, where it may stay for minutes, while the same image
+    /// arrives at the old path again. The caller is in the host's mount namespace.
     fn is_current(&self, path: &Path) -> bool {
-        match self.file {
-            Some(file) => identity(path) == Some(file),
-            None => rustix::fs::fstat(&self.tree).is_ok_and(|stat| stat.st_nlink > 0),
-        }
+        identity(path) == Some(self.source)
     }
 }
 
@@ -277,10 +275,10 @@ fn is_file(place: &OwnedFd) -> bool {
     stat.is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file())
 }
 
-/// Device and number of a file.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino()))
+/// What a path names.
+fn identity(path: &Path) -> Option<Identity> {
+    let stat = rustix::fs::lstat(path).ok()?;
+    Some((stat.st_dev, stat.st_ino))
 }
 
 /// Maps the owners of a layer to the ids of boxes.

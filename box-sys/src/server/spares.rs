@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use super::layers;
+use super::layers::{self, Identity};
 use crate::cgroup::Group;
 use crate::plan::SandboxPlan;
 
@@ -21,6 +21,8 @@ pub(super) struct Spare {
     pub(super) pid: i32,
     /// Its cgroup, for the limits of the plan.
     pub(super) group: Option<Group>,
+    /// What the paths of its layers named, as [`layers::sources`].
+    pub(super) sources: Vec<Option<Identity>>,
 }
 
 /// Spares of one shape.
@@ -96,6 +98,14 @@ impl Shapes {
         self.all.retain(|shape| !layers::has(&shape.plan, path));
     }
 
+    /// Ends the spares of a plan's shape that have other layers than its paths name now.
+    pub(super) fn end_replaced(&mut self, plan: &SandboxPlan, sources: &[Option<Identity>]) {
+        let mut all = self.all.iter_mut();
+        if let Some(shape) = all.find(|shape| same_shape(&shape.plan, plan)) {
+            shape.spares.retain(|spare| spare.sources == sources);
+        }
+    }
+
     /// A shape that has too few spares.
     pub(super) fn short(&self) -> Option<&SandboxPlan> {
         let short = |shape: &&Shape| shape.spares.len() < self.wanted;
@@ -145,6 +155,7 @@ mod tests {
             socket,
             pid,
             group: None,
+            sources: Vec::new(),
         }
     }
 
@@ -178,6 +189,22 @@ mod tests {
         let mut shapes = Shapes::new(2);
         shapes.add(&SandboxPlan::default(), spare(7));
         shapes.forget(7);
+        assert!(shapes.take(&SandboxPlan::default()).is_none());
+    }
+
+    #[test]
+    fn a_spare_on_a_replaced_layer_is_not_taken() {
+        let mut shapes = Shapes::new(3);
+        for (pid, number) in [(1, 20), (2, 10), (3, 20)] {
+            let sources = vec![Some((1, number))];
+            let spare = Spare {
+                sources,
+                ..spare(pid)
+            };
+            shapes.add(&SandboxPlan::default(), spare);
+        }
+        shapes.end_replaced(&SandboxPlan::default(), &[Some((1, 10))]);
+        assert_eq!(shapes.take(&SandboxPlan::default()).unwrap().pid, 2);
         assert!(shapes.take(&SandboxPlan::default()).is_none());
     }
 

@@ -305,6 +305,33 @@ fn an_image_that_was_replaced_is_opened_again() {
     }
 }
 
+/// The files of a removed image leave the disk later than its name.
+#[test]
+fn an_image_at_the_place_of_one_that_is_being_removed_is_used_at_once() {
+    for server in SERVERS.iter() {
+        let parent = server.directory();
+        let image = parent.path().join("image");
+        let install = |content: &str| {
+            let made = server.image();
+            fs::rename(made.path(), &image).unwrap();
+            fs::write(image.join("etc/list"), content).unwrap();
+        };
+        let list = || {
+            let boxed = server.create_box(&plan(server, &image, app()));
+            boxed.sh("cat /etc/list").out
+        };
+        install("first");
+        // The second box is a spare of the first image, or leaves one.
+        assert_eq!(list(), "first", "{}", server.name);
+        assert_eq!(list(), "first", "{}", server.name);
+        fs::rename(&image, parent.path().join("removed")).unwrap();
+        install("second");
+        for _ in 0..3 {
+            assert_eq!(list(), "second", "{}", server.name);
+        }
+    }
+}
+
 #[test]
 fn the_mounts_of_a_box_on_an_image_name_no_directory_of_the_host() {
     for server in SERVERS.iter() {

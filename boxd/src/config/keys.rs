@@ -170,7 +170,7 @@ pub(crate) const KEYS: &[Key] = &[
     unset(
         "runtime.max_snapshots_mb_per_owner",
         "102400",
-        "Maximum size of all snapshots of one owner together, in MiB. A layer counts in each snapshot that has it. Beyond it:\ncapacity. Default: no limit.",
+        "Maximum size of all snapshots and checkpoints of one owner together, in MiB. A layer counts in each that has it. Beyond it:\ncapacity. Default: no limit.",
     ),
     key(
         "runtime.queued_calls",

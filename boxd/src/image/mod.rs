@@ -26,6 +26,7 @@ use crate::args::{
 use crate::boxes::{for_each_target, format_age};
 use crate::cp::{self, Interrupt};
 use crate::embedded::EmbeddedServer;
+use crate::signals::Signals;
 use crate::stats::bytes;
 use crate::{config, connect, output, progress};
 
@@ -85,18 +86,33 @@ impl ImageClient {
 }
 
 /// Pulls an image and shows the progress.
+///
+/// On a terminal, this process catches signals from then on, because a signal must remove the bars.
 pub(crate) async fn pull_shown(
     images: &Images,
     name: &str,
     policy: PullPolicy,
     quiet: bool,
 ) -> Result<ImageInfo, ClientError> {
+    let has_bars = !quiet && progress::has_bars();
+    let signals = has_bars.then(|| Signals::listen().ok()).flatten();
     let mut display = PullDisplay::new(name, quiet);
-    let pulled = images
-        .pull(name, policy, |progress| display.show(progress))
-        .await;
-    display.finish(pulled.is_ok());
-    pulled
+    let pulling = Box::pin(images.pull(name, policy, |progress| display.show(progress)));
+    let pulled = match signals {
+        Some(signals) => signals.until(pulling).await,
+        None => Ok(pulling.await),
+    };
+    match pulled {
+        Ok(pulled) => {
+            display.finish(pulled.is_ok());
+            pulled
+        }
+        Err(number) => {
+            display.clear();
+            output::eprintln("boxd: interrupted");
+            std::process::exit(128 + number)
+        }
+    }
 }
 
 async fn pull(cli: &Cli, args: &PullArgs) -> Result<ExitCode> {

@@ -13,8 +13,20 @@ use crate::{output, terminal};
 const LAYER: &str =
     "{prefix}  {msg:11} {wide_bar} {bytes:>10} of {total_bytes:<10} {bytes_per_sec}";
 
+/// Columns that [`LAYER`] needs, with a short bar.
+const LAYER_COLUMNS: usize = 72;
+
+/// The same on a narrow terminal. A longer line would wrap.
+const NARROW_LAYER: &str = "{prefix}  {msg:11} {wide_bar} {percent:>3}%";
+
 /// Layout of the last line.
 const TOTAL: &str = "{prefix}  {msg}  {bytes} of {total_bytes}  {bytes_per_sec}  {elapsed}";
+
+/// Columns that [`TOTAL`] needs, beside the name of the image.
+const TOTAL_COLUMNS: usize = 70;
+
+/// The same on a narrow terminal.
+const NARROW_TOTAL: &str = "{wide_msg} {bytes} of {total_bytes}";
 
 /// Digits of a layer's digest that are shown.
 const DIGITS: usize = 12;
@@ -38,6 +50,8 @@ enum Shown {
 struct Bars {
     all: MultiProgress,
     total: ProgressBar,
+    /// Layout of the bar of a layer.
+    layer: &'static str,
     /// Number of layers that may have a bar at the same time.
     room: usize,
 }
@@ -82,7 +96,7 @@ impl PullDisplay {
             PullProgress::Retry { reason, wait_ms } => {
                 let seconds = wait_ms.div_ceil(1000);
                 let reason = output::visible(&reason);
-                self.line(&format!("boxd: {reason}; repeating in {seconds} s"));
+                self.line(&format!("boxd: {reason}; retrying in {seconds} s"));
             }
             PullProgress::Saving {} => match &self.shown {
                 Shown::Bars(bars) => bars.total.set_message("writing to disk"),
@@ -92,14 +106,19 @@ impl PullDisplay {
         }
     }
 
-    /// Removes the bars, and reports an image that the server has.
-    pub(super) fn finish(self, is_pulled: bool) {
+    /// Removes the bars.
+    pub(super) fn clear(&self) {
         if let Shown::Bars(bars) = &self.shown {
             for layer in self.layers.values() {
                 layer.bar.iter().for_each(ProgressBar::finish_and_clear);
             }
             bars.total.finish_and_clear();
         }
+    }
+
+    /// Removes the bars, and reports an image that the server has.
+    pub(super) fn finish(self, is_pulled: bool) {
+        self.clear();
         let quiet = matches!(self.shown, Shown::Nothing);
         if is_pulled && !quiet && !self.has_progress {
             output::eprintln(&format!("boxd: {} is up to date", self.name));
@@ -178,16 +197,35 @@ impl PullDisplay {
     }
 }
 
+/// The layouts of a layer and of the last line, for a terminal and a name of this width.
+fn layouts(columns: usize, name: usize) -> (&'static str, &'static str) {
+    let layer = if columns < LAYER_COLUMNS {
+        NARROW_LAYER
+    } else {
+        LAYER
+    };
+    let total = if columns < name + TOTAL_COLUMNS {
+        NARROW_TOTAL
+    } else {
+        TOTAL
+    };
+    (layer, total)
+}
+
 impl Bars {
     fn new(name: &str) -> Self {
         let all = MultiProgress::new();
-        let total = all.add(styled(ProgressBar::new(0), TOTAL));
-        total.set_prefix(output::visible(name).into_owned());
+        let name = output::visible(name);
+        let (columns, rows) = terminal::size().unwrap_or((80, 24));
+        let (columns, rows) = (usize::from(columns), usize::from(rows));
+        let (layer, total) = layouts(columns, name.chars().count());
+        let total = all.add(styled(ProgressBar::new(0), total));
+        total.set_prefix(name.into_owned());
         total.set_message("asking the registry");
-        let rows = terminal::size().map_or(24, |(_, rows)| usize::from(rows));
         Self {
             all,
             total,
+            layer,
             room: rows.saturating_sub(2).max(1),
         }
     }
@@ -206,7 +244,7 @@ impl Bars {
                 return;
             }
             self.room -= 1;
-            let bar = styled(ProgressBar::new(layer.size), LAYER);
+            let bar = styled(ProgressBar::new(layer.size), self.layer);
             let bar = self.all.insert_before(&self.total, bar);
             let hex = digest.rsplit(':').next().unwrap_or(digest);
             let short: String = hex.chars().take(DIGITS).collect();
@@ -229,5 +267,19 @@ impl Bars {
             }
             bar.set_position(layer.unpacked);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_of_a_narrow_terminal_are_shorter() {
+        let debian = "debian:12".len();
+        assert_eq!(layouts(120, debian), (LAYER, TOTAL));
+        assert_eq!(layouts(80, debian), (LAYER, TOTAL));
+        assert_eq!(layouts(80, 40), (LAYER, NARROW_TOTAL));
+        assert_eq!(layouts(64, debian), (NARROW_LAYER, NARROW_TOTAL));
     }
 }

@@ -251,6 +251,42 @@ fn only_an_overlay_workspace_can_be_applied_and_the_directory_must_be_the_same()
     }
 }
 
+#[test]
+fn a_path_that_does_not_exist_is_an_error() {
+    for user in users() {
+        let (server, project) = (start(user), Project::new(user));
+        let workspace = project.workspace();
+        let script = "echo new > new; rm src/old";
+        server.ok(&["run", "--name", "work", "--workspace", &workspace, script]);
+        let refused = |output: Output, field: &str| {
+            let wanted =
+                format!("not_found: {field}: \"scr\" is neither in the box nor in the directory");
+            assert_eq!(output.status.code(), Some(125), "{output:?}");
+            assert!(err(&output).contains(&wanted), "{output:?}");
+        };
+        refused(server.run(&["diff", "work", "scr"]), "path");
+        refused(apply(&server, &["new", "scr"]), "paths");
+        refused(server.run(&["discard", "work", "new", "scr"]), "paths");
+        // Neither has changed anything.
+        assert_eq!(server.ok(&["diff", "work"]), "A new\nD src/old\n");
+        assert_eq!(project.read("new"), None);
+        // A path without changes, one that only the box has, and one that only the directory has.
+        assert_eq!(server.ok(&["diff", "work", "README"]), "");
+        assert_eq!(server.ok(&["diff", "work", "new"]), "A new\n");
+        assert_eq!(server.ok(&["diff", "work", "src/old"]), "D src/old\n");
+        let image = |path: &str| server.run(&["diff", "work", "--since", "image", path]);
+        let no_file = err(&image("/home/box/none"));
+        assert!(
+            no_file.contains("path: \"/home/box/none\" is neither"),
+            "{no_file}"
+        );
+        for path in ["/", "/usr/bin", "/etc/hosts", "/tmp", "/home", "/workspace"] {
+            let found = image(path);
+            assert!(found.status.success(), "{found:?}");
+        }
+    }
+}
+
 /// Size of each file in the test of an interrupted apply.
 const SIZE: usize = 2 << 20;
 
@@ -329,10 +365,15 @@ fn a_box_is_compared_with_its_checkpoints_also_when_it_is_stopped() {
         assert_eq!(server.ok(&["diff", "work", "--since", "first"]), "");
         let no_option = err(&server.run(&["diff", "work", "first"]));
         assert!(
-            no_option.contains("boxd diff work --since first"),
+            no_option.contains("path: \"first\" is neither in the box nor in the directory")
+                && no_option.contains("boxd diff work --since first"),
             "{no_option}"
         );
-        assert_eq!(err(&server.run(&["diff", "work", "second"])), "");
+        let no_file = err(&server.run(&["diff", "work", "second"]));
+        assert!(
+            no_file.contains("path: \"second\" is neither") && !no_file.contains("--since"),
+            "{no_file}"
+        );
         let script = "rm ~/a; echo more >> ~/b; echo three > ~/c; rm src/old";
         server.ok(&["exec", "work", script]);
         let compared = |server: &Server| {
@@ -340,11 +381,13 @@ fn a_box_is_compared_with_its_checkpoints_also_when_it_is_stopped() {
             [since("first"), since("image"), since("workspace")]
         };
         let wanted = [
-            "D /home/box/a\nM /home/box/b\nA /home/box/c\n",
+            "D /home/box/a\nM /home/box/b\nA /home/box/c\nD /workspace/src/old\n",
             "A /home/box/b\nA /home/box/c\n",
             "M README\nD src/old\n",
         ];
         assert_eq!(compared(&server), wanted);
+        let below = ["diff", "work", "--since", "first", "/workspace"];
+        assert_eq!(server.ok(&below), "D /workspace/src/old\n");
         server.ok(&["stop", "work"]);
         assert_eq!(compared(&server), wanted);
         let refused = server.run(&["discard", "work"]);
@@ -359,6 +402,9 @@ fn a_box_is_compared_with_its_checkpoints_also_when_it_is_stopped() {
         assert_eq!(written, "applied: 0 added, 1 changed, 1 deleted\n");
         assert_eq!(project.read("README").as_deref(), Some("read me\nbox\n"));
         assert_eq!(project.read("src/old"), None);
+        // What is deleted already is no mistake.
+        let written = server.ok(&["apply", "work", "src/old"]);
+        assert_eq!(written, "applied: 0 added, 0 changed, 0 deleted\n");
         server.ok(&["start", "work"]);
         assert_eq!(server.ok(&["diff", "work"]), "");
         assert_eq!(

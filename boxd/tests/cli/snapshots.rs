@@ -132,6 +132,22 @@ fn a_box_begins_with_the_files_of_a_snapshot() {
 }
 
 #[test]
+fn a_machine_that_cannot_pause_a_box_says_once_what_to_do() {
+    for user in users() {
+        let server = start(user);
+        server.ok(&["run", "--name", "b", "true"]);
+        if server.run(&["pause", "b"]).status.success() {
+            continue;
+        }
+        for arguments in [&["snapshot", "b", "s"][..], &["checkpoint", "b"]] {
+            let refused = err(&server.run(arguments));
+            let remedies = refused.matches("stop the box first").count();
+            assert_eq!(remedies, 1, "{refused}");
+        }
+    }
+}
+
+#[test]
 fn a_snapshot_has_rules() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
@@ -150,7 +166,7 @@ fn a_snapshot_has_rules() {
     assert!(both.contains("cannot be used with"), "{both}");
     let none = refused(&["fork", "b", "-n", "0"]);
     assert!(
-        none.contains("count: must be within 1 and 100, not 0"),
+        none.contains("count: must be between 1 and 100, not 0"),
         "{none}"
     );
 }

@@ -371,6 +371,25 @@ fn a_long_copy_shows_a_progress_bar() {
 }
 
 #[test]
+fn an_interrupted_pull_leaves_no_bars() {
+    // It accepts connections and never answers.
+    let registry = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = format!("{}/app:1", registry.local_addr().unwrap());
+    let state = tempfile::tempdir().unwrap();
+    let mut pull = boxd();
+    pull.env("BOXD_SERVER_STATE_DIR", state.path());
+    let mut terminal = Terminal::new(pull.args(["image", "pull", &name]), 60);
+    terminal.shows("asking the registry");
+    tell(&terminal.child, rustix::process::Signal::INT);
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(130));
+    terminal.shows("boxd: interrupted");
+    let screen = String::from_utf8_lossy(&terminal.screen.lock().unwrap()).into_owned();
+    let (bars, _) = screen.rsplit_once("boxd: interrupted").unwrap();
+    let (_, after) = bars.rsplit_once("asking the registry").unwrap();
+    assert!(after.contains("\x1b[2K"), "{screen:?}");
+}
+
+#[test]
 fn stats_are_redrawn_on_a_terminal() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);

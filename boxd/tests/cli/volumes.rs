@@ -266,7 +266,7 @@ fn volumes_are_listed_tagged_renamed_and_shared() {
     assert!(err(&taken).contains("name: a is taken"), "{taken:?}");
     let small = server.run(&["volume", "create", "s", "--size", "1m"]);
     assert!(
-        err(&small).contains("size_mb: must be within 16"),
+        err(&small).contains("size_mb: must be between 16"),
         "{small:?}"
     );
     let reserved = server.run(&["run", "-v", "a:/proc", "true"]);

@@ -182,8 +182,8 @@ fn a_manifest_must_be_a_regular_file() {
     std::fs::write(fixture.root.path().join("bad"), "{").unwrap();
     symlink("manifest.json", fixture.root.path().join("link")).unwrap();
     for (name, why) in [
-        ("pipe", "Artifact manifest is no regular file"),
-        ("tree", "Artifact manifest is no regular file"),
+        ("pipe", "Artifact manifest is not a regular file"),
+        ("tree", "Artifact manifest is not a regular file"),
         ("none", "Artifact manifest cannot be read"),
         ("link", "Artifact manifest cannot be read"),
         ("long", "Artifact manifest is too large"),

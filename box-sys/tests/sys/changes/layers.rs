@@ -71,27 +71,24 @@ fn a_box_on_a_snapshot_continues_with_the_changes_of_the_workspace() {
                 made: Vec::new(),
                 special_modes: false,
             };
-            let of = ChangesOf {
-                comparison: &comparison,
-                selection: &Selection::default(),
-                sandbox: Some(boxed.sandbox()),
-                workspace: Some(source.as_fd()),
+            let listed = |comparison: &Comparison, paths: &[&str]| -> Vec<String> {
+                let selection = Selection {
+                    paths: paths.iter().map(PathBuf::from).collect(),
+                };
+                let of = ChangesOf {
+                    comparison,
+                    selection: &selection,
+                    sandbox: Some(boxed.sandbox()),
+                    workspace: Some(source.as_fd()),
+                };
+                let list = server.fork_server.start_list(of, None, 1000);
+                let page = list.unwrap().finish().unwrap();
+                page.changes.iter().map(line).collect()
             };
-            let page = server
-                .fork_server
-                .start_list(of, None, 1000)
-                .unwrap()
-                .finish()
-                .unwrap();
             let mut wanted: Vec<_> = LISTED.iter().map(|line| (*line).to_owned()).collect();
             let at = wanted.iter().position(|line| line == "A dir/new").unwrap();
             wanted[at] = "A dir/second".to_owned();
-            assert_eq!(
-                page.changes.iter().map(line).collect::<Vec<_>>(),
-                wanted,
-                "{}",
-                server.name
-            );
+            assert_eq!(listed(&comparison, &[]), wanted, "{}", server.name);
             // Since the snapshot.
             let since = Comparison {
                 layers: vec![
@@ -105,19 +102,17 @@ fn a_box_on_a_snapshot_continues_with_the_changes_of_the_workspace() {
                 ],
                 ..comparison.clone()
             };
-            let of = ChangesOf {
-                comparison: &since,
-                ..of
+            assert_eq!(listed(&since, &[]), ["D dir/new", "A dir/second"]);
+            // The same as a part of the whole box.
+            let mut whole = Comparison {
+                directory: PathBuf::new(),
+                ..since.clone()
             };
-            let page = server
-                .fork_server
-                .start_list(of, None, 1000)
-                .unwrap()
-                .finish()
-                .unwrap();
+            let at = LayerSource::WorkspaceAt("workspace".into());
+            *whole.layers.last_mut().unwrap() = layer(at, true, true);
             assert_eq!(
-                page.changes.iter().map(line).collect::<Vec<_>>(),
-                ["D dir/new", "A dir/second"]
+                listed(&whole, &["workspace"]),
+                ["D workspace/dir/new", "A workspace/dir/second"]
             );
         });
     }

@@ -428,6 +428,18 @@ fn changes_come_in_pages_and_below_a_path() {
             after = page.next;
         }
         assert_eq!(after, None);
+        // The mark of a deleted file counts as one.
+        let wrong = Selection {
+            paths: vec!["m/old".into(), "m/none".into()],
+        };
+        let missing = workspace.with(&boxed, &wrong, |of| {
+            let list = server.fork_server.start_list(of, None, 1000);
+            list.unwrap().finish()
+        });
+        assert!(
+            matches!(&missing, Err(box_sys::Error::Missing(path)) if path == "m/none"),
+            "{missing:?}"
+        );
     }
 }
 

@@ -255,6 +255,39 @@ fn a_run_without_a_script_runs_the_command_of_the_image() {
     assert_refused(&refused, "the image has no command");
 }
 
+#[test]
+fn a_damaged_record_of_a_box_hides_no_image_and_prevents_removals() {
+    let folder = tempfile::tempdir().unwrap();
+    let layout = layout(folder.path(), 0, &settings());
+    on_each_machine(|machine| {
+        let own = machine.path("layout");
+        copy_tree(&layout, &own);
+        machine.ok(&["image", "import", own.to_str().unwrap(), "app"]);
+        let stopped = machine.state().join("stopped");
+        fs::create_dir(&stopped).unwrap();
+        let id = "00000000000040008000000000000001";
+        let record = stopped.join(format!("{id}.json"));
+        let check = || {
+            let listed = machine.json(&["image", "ls"]);
+            assert_eq!(listed[0]["uses"], 0, "{listed}");
+            machine.ok(&["image", "inspect", "app"]);
+            let error = format!("image: the record of the box {id} is damaged");
+            for arguments in [&["image", "rm", "app"][..], &["image", "prune"]] {
+                assert_refused(&machine.run(arguments), &error);
+            }
+        };
+        for damaged in [&b"{"[..], b"\xff"] {
+            fs::write(&record, damaged).unwrap();
+            check();
+            let server = machine.serve();
+            check();
+            drop(server);
+        }
+        fs::remove_file(&record).unwrap();
+        machine.ok(&["image", "rm", "app"]);
+    });
+}
+
 #[tokio::test]
 async fn a_box_starts_the_command_of_its_image_as_its_main_command() {
     let folder = tempfile::tempdir().unwrap();
