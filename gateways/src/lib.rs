@@ -12,7 +12,7 @@
 //! - [`e2b`]: E2B's API and its daemon, so that its SDKs connect unmodified.
 //! - [`mcp`]: the Model Context Protocol, for tools of language models.
 //! - [`codex`]: the exec-server of OpenAI Codex, so that Codex runs its commands in boxes.
-//! - `target`: where the boxes of the last two are.
+//! - `target`: the runtime or server that has the boxes of the last two.
 
 pub mod aio;
 pub mod codex;

@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 use super::envelope::{Failure, done};
 use super::path::Path;
 use super::run::{RunRequest, Status, exit_code, status_of};
-use super::sessions::{Sessions, check_text, millis};
-use super::shell::{SessionPath, current_command, existing_directory, write_input};
+use super::sessions::{SessionNote, Sessions, check_text, millis, note_of};
+use super::shell::{
+    SessionPath, checked_directory, current_command, existing_directory, write_input,
+};
 use crate::http::body::{Json, OptionalJson};
 
 /// The maximum length of each output stream, unless a request says so.
@@ -63,11 +65,23 @@ pub(super) async fn exec(
         }
         None => sessions.create_unnamed().await?,
     };
+    let cwd = match dir {
+        Some(dir) => {
+            // It is the directory of later commands, too.
+            let note = SessionNote {
+                cwd: Some(dir.clone()),
+                ..note_of(&info)
+            };
+            sessions.set_note(&session, note).await?;
+            dir
+        }
+        None => directory(&info),
+    };
     let run = RunRequest {
         shell_id: sessions.shell_id(&session)?,
         text: request.command.clone(),
         // A command does not change the directory of its session.
-        cwd: Some(dir.unwrap_or(info.cwd)),
+        cwd: Some(cwd),
         cwd_stays: false,
         env,
         hard_ms,
@@ -104,6 +118,11 @@ pub(super) async fn exec(
         "offset": next.stdout,
         "stderr_offset": next.stderr,
     })))
+}
+
+/// Returns the directory of the commands of a session: the last one that a request named.
+fn directory(info: &ShellInfo) -> String {
+    note_of(info).cwd.unwrap_or_else(|| info.cwd.clone())
 }
 
 fn word(status: Status) -> &'static str {
@@ -256,7 +275,8 @@ pub(super) async fn create(
     }
     let fresh = || CommandId::fresh().to_string();
     let session = request.session_id.unwrap_or_else(fresh);
-    let created = sessions.create(&session, request.exec_dir, None).await?;
+    let dir = checked_directory(request.exec_dir)?;
+    let created = sessions.create(&session, dir, None).await?;
     Ok(done(session_value(&sessions, &created.info).await))
 }
 
@@ -265,7 +285,7 @@ async fn session_value(sessions: &Sessions, info: &ShellInfo) -> Value {
     json!({
         "session_id": sessions.id_of(info),
         "status": "ready",
-        "working_dir": info.cwd,
+        "working_dir": directory(info),
         "created_at": info.created_at.to_string(),
         "last_used_at": info.last_used_at.to_string(),
         "current_command": current.map(|info| info.program.to_string()),

@@ -219,7 +219,7 @@ async fn run_with_files(
     if !request.files.is_empty() {
         let dir = match &request.cwd {
             Some(dir) => dir.clone(),
-            None => sessions.find(session).await?.cwd,
+            None => sessions.info(session).await?.cwd,
         };
         let (context, box_id) = (&sessions.context, &sessions.box_id);
         for (name, text) in request.files {

@@ -4,13 +4,14 @@ use std::fmt::Write as _;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use box_protocol::actions::{FileKind, FilePart, FileReplace, FileReplaceParams};
+use box_protocol::actions::{FileKind, FilePart, FileReplace, FileReplaceParams, FileWriteParams};
 use box_protocol::{BoxError, BoxId, Code, Invalid};
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::envelope::{Failure, done};
-use super::file::{checked, read_text, write_bytes};
+use super::file::{checked, read_text, write_bytes, write_data};
 use super::search::{entries, is_directory, stat_of};
 use crate::http::body::Json;
 use crate::http::context::{Context, InBox};
@@ -191,23 +192,16 @@ async fn replace(
     if old.is_empty() {
         return Err(Invalid::new("old_str", "must not be empty").into());
     }
-    let before = read_text(context, box_id, path, None).await?;
     let mut params = FileReplaceParams::new(box_id.clone(), path, old, new);
     match mode {
         None => params.expect = Some(1),
         Some(ReplaceMode::All) => {}
         Some(ReplaceMode::First) => params.first_only = true,
         Some(ReplaceMode::Last) => {
-            // The agent knows no last occurrence: the last one, with all that precedes it, is unique.
-            let Some(at) = before.rfind(old) else {
-                return Err(absent());
-            };
-            let head = &before[..at];
-            params.old = format!("{head}{old}");
-            params.new = format!("{head}{new}");
-            params.first_only = true;
+            return replace_last(context, box_id, path, old, new).await;
         }
     }
+    let before = read_text(context, box_id, path, None).await?;
     let runtime = context.runtime();
     let replaced = runtime
         .forward::<FileReplace>(&context.caller, &params)
@@ -217,19 +211,46 @@ async fn replace(
         return Err(absent());
     }
     let after = read_text(context, box_id, path, None).await?;
-    Ok(Edit {
+    Ok(replaced_in(path, count, before, after))
+}
+
+/// Replaces the last occurrence, which the agent does not know.
+async fn replace_last(
+    context: &Context,
+    box_id: &BoxId,
+    path: &str,
+    old: &str,
+    new: &str,
+) -> Result<Edit, Failure> {
+    // A change after this is a conflict.
+    let version = stat_of(context, box_id, path).await.map(|stat| stat.etag);
+    let before = read_text(context, box_id, path, None).await?;
+    let at = before.rfind(old).ok_or_else(absent)?;
+    let mut after = before.clone();
+    after.replace_range(at..at + old.len(), new);
+    let params = FileWriteParams {
+        if_match: version,
+        ..FileWriteParams::new(box_id.clone(), path, Bytes::new())
+    };
+    let written = write_data(context, params, after.clone().into_bytes()).await;
+    written.map_err(not_unique)?;
+    Ok(replaced_in(path, 1, before, after))
+}
+
+fn replaced_in(path: &str, count: u64, before: String, after: String) -> Edit {
+    Edit {
         output: format!("The file {path} has been edited: {count} replaced."),
         existed: true,
         old: Some(before),
         new: Some(after),
-    })
+    }
 }
 
 fn absent() -> Failure {
     Failure::new(StatusCode::BAD_REQUEST, "old_str: not in the file")
 }
 
-/// A client must not repeat a replacement that is not unique.
+/// A client must not repeat a replacement that is not unique, or of a file that has changed.
 fn not_unique(error: BoxError) -> Failure {
     match error.code() {
         Code::Conflict => Failure::new(StatusCode::BAD_REQUEST, error.message()),

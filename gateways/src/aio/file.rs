@@ -86,6 +86,15 @@ pub(super) async fn write_bytes(
         parents: true,
         ..FileWriteParams::new(box_id.clone(), path, Bytes::new())
     };
+    write_data(context, params, data).await
+}
+
+/// Writes bytes, as these parameters say.
+pub(super) async fn write_data(
+    context: &Context,
+    params: FileWriteParams,
+    data: Vec<u8>,
+) -> Result<FileStatInfo, BoxError> {
     let data = futures::stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(data))]);
     write_file(context, params, data).await
 }

@@ -36,7 +36,7 @@ pub(super) async fn execute(
     let session = session_or_new(&sessions, request.session_id).await?;
     let code = request.code.clone();
     let ran = run_code(&sessions, &session, code, request.cwd, request.timeout).await?;
-    let count = sessions.find(&session).await.map(|info| info.executions);
+    let count = sessions.info(&session).await.map(|info| info.executions);
     Ok(done(json!({
         "session_id": session,
         "kernel_name": KERNEL,

@@ -107,7 +107,10 @@ async fn delete(context: Context, Path(path): Path<SandboxPath>) -> Result<Respo
         Err(error) => Err(error),
     };
     match deleted {
-        Err(error) if error.code() != Code::NotFound => Err(error.into()),
+        // No sandbox has an invalid name.
+        Err(error) if !matches!(error.code(), Code::NotFound | Code::Validation) => {
+            Err(error.into())
+        }
         _ => Ok(answer(&json!({"ok": true, "sandbox_id": path.sandbox}))),
     }
 }

@@ -21,7 +21,7 @@ use crate::http::refusal::Refusal;
 const UNNAMED_IDLE: Duration = Duration::from_mins(10);
 
 /// The number of idle sessions of a kind that the client did not ask for. The oldest end first.
-const MAX_UNNAMED: usize = 8;
+const MAX_UNNAMED: usize = 4;
 
 /// The number of sessions of all kinds in a box: the agent's limit of shells.
 pub(super) const MAX_SESSIONS: usize = 128;
@@ -78,6 +78,9 @@ pub(super) struct SessionNote {
     pub(super) silence_ms: Option<u64>,
     /// The time after which the session ends, as requested.
     pub(super) idle_s: Option<u64>,
+    /// The directory of later commands, unless it is that of the shell.
+    #[serde(default)]
+    pub(super) cwd: Option<String>,
     /// Whether the client did not ask for the session.
     #[serde(default)]
     pub(super) unnamed: bool,
@@ -146,15 +149,27 @@ impl Sessions {
         if !known.unnamed {
             return Ok(created);
         }
-        let note = SessionNote {
-            unnamed: false,
-            ..known
-        };
+        let note = named(known);
         let named = self.create_or_find(session, None, Some(note)).await?;
         Ok(ShellCreateResult {
             existed: created.existed,
             ..named
         })
+    }
+
+    /// Stores this note with an existing session.
+    pub(super) async fn set_note(
+        &self,
+        session: &str,
+        note: SessionNote,
+    ) -> Result<ShellInfo, Failure> {
+        let stored = self.create_or_find(session, None, Some(note)).await?;
+        if !stored.existed {
+            // It has ended since its client found it.
+            self.delete(session).await?;
+            return Err(Failure::no_session());
+        }
+        Ok(stored.info)
     }
 
     /// Creates a session that the client did not ask for, and returns its id and its record.
@@ -208,8 +223,18 @@ impl Sessions {
         }
     }
 
-    /// Returns a session.
+    /// Returns a session that the client asks for by its id. It stays, also if the server chose that id.
     pub(super) async fn find(&self, session: &str) -> Result<ShellInfo, Failure> {
+        let info = self.info(session).await?;
+        let known = note_of(&info);
+        if !known.unnamed {
+            return Ok(info);
+        }
+        self.set_note(session, named(known)).await
+    }
+
+    /// Returns a session, for the server itself.
+    pub(super) async fn info(&self, session: &str) -> Result<ShellInfo, Failure> {
         let shell = self.shell_id(session)?;
         let found = self.shells(Some(shell)).await?;
         found.into_iter().next().ok_or_else(Failure::no_session)
@@ -287,6 +312,14 @@ impl Sessions {
             // Its client may have deleted it.
             let _ = self.retire(info.shell_id).await;
         }
+    }
+}
+
+/// Returns the note of a session that the client has asked for.
+fn named(note: SessionNote) -> SessionNote {
+    SessionNote {
+        unnamed: false,
+        ..note
     }
 }
 

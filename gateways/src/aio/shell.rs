@@ -8,11 +8,12 @@ use box_protocol::actions::{
     CommandInputParams, CommandKey, ShellInfo, ShellState, Stdin, Until, View,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxId, Code, CommandId, CommandInfo, Env, PerStream, UnixMs};
+use box_protocol::{BoxId, Code, CommandId, CommandInfo, Env, Invalid, PerStream, UnixMs};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::envelope::{Failure, done};
+use super::file::checked;
 use super::path::Path;
 use super::run::{Outcome, RunRequest, Status, exit_code, status_of};
 use super::search::is_directory;
@@ -25,6 +26,9 @@ use crate::http::input::READ_MS;
 
 /// The time without output after which a request returns.
 const SILENCE_MS: u64 = 120_000;
+
+/// The most that a request returns before its silence limit, which may be the time limit of its client as well.
+const EARLY_MS: u64 = 5_000;
 
 /// The maximum length of output that the client did not ask for whole.
 const MAX_OUTPUT_CHARS: usize = 30_000;
@@ -97,7 +101,7 @@ pub(super) async fn exec(
         until: Until {
             ms: soft_ms,
             // 0 is no limit.
-            silence_ms: (silence_ms > 0).then_some(silence_ms),
+            silence_ms: (silence_ms > 0).then(|| answered_after(silence_ms)),
             bytes: None,
         },
         keep: is_named,
@@ -122,6 +126,17 @@ pub(super) async fn exec(
     Ok(done(described(&session, outcome, max_chars)))
 }
 
+/// Returns after what silence a request returns: earlier than asked, because a client whose own time limit is the same leaves
+/// then, which kills a command without a session.
+fn answered_after(silence_ms: u64) -> u64 {
+    silence_ms - EARLY_MS.min(silence_ms / 20)
+}
+
+/// Checks the directory of a request.
+pub(super) fn checked_directory(dir: Option<String>) -> Result<Option<String>, Invalid> {
+    dir.map(|dir| checked("exec_dir", &dir)).transpose()
+}
+
 /// Returns a directory if it exists; a missing one is an error only if the request is strict.
 pub(super) async fn existing_directory(
     context: &Context,
@@ -129,6 +144,7 @@ pub(super) async fn existing_directory(
     dir: String,
     is_strict: bool,
 ) -> Result<Option<String>, Failure> {
+    let dir = checked("exec_dir", &dir)?;
     if is_directory(context, box_id, &dir).await {
         return Ok(Some(dir));
     }
@@ -320,7 +336,8 @@ pub(super) async fn create(
         ..SessionNote::default()
     });
     let session = request.id.unwrap_or_else(|| CommandId::fresh().to_string());
-    let created = sessions.create(&session, request.exec_dir, note).await?;
+    let dir = checked_directory(request.exec_dir)?;
+    let created = sessions.create(&session, dir, note).await?;
     Ok(done(
         json!({"session_id": session, "working_dir": created.info.cwd}),
     ))
@@ -428,4 +445,22 @@ pub(super) async fn delete(
 pub(super) async fn delete_all(sessions: Sessions) -> Result<Response, Failure> {
     sessions.delete_all().await?;
     Ok(done(Value::Null))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_command_is_answered_before_a_client_with_the_same_limit_leaves() {
+        for (limit, answered) in [
+            (1, 1),
+            (1000, 950),
+            (100_000, 95_000),
+            (600_000, 595_000),
+            (u64::MAX, u64::MAX - EARLY_MS),
+        ] {
+            assert_eq!(answered_after(limit), answered);
+        }
+    }
 }

@@ -33,10 +33,9 @@ const REPLAY_BYTES: u64 = 64 * 1024;
 /// The size of a terminal until the client sends one.
 const SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
 
-/// Returns the address of a new terminal.
+/// Returns the address of a new terminal. Its shell starts when a client connects.
 pub(super) async fn url(context: Context, InBox(box_id): InBox) -> Result<Response, Failure> {
     let id = CommandId::fresh();
-    open(&context, &box_id, &id).await?;
     let info = context.get(&box_id).await?;
     let base = url_of(&context, &info);
     let base = base.replacen("http", "ws", 1);

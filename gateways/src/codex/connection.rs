@@ -103,7 +103,7 @@ impl Connection {
 
     fn notified(&mut self, method: &str) -> Result<(), Fault> {
         if method != "initialized" {
-            let rule = format!("method: {method:?} is no notification of a client");
+            let rule = format!("method: {method:?} is not a client notification");
             return Err(Fault::invalid_request(rule));
         }
         if self.session.is_none() {

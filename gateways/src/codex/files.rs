@@ -45,7 +45,7 @@ pub(super) struct PathParams {
 async fn file(place: &Place, path: &FilePath) -> Result<FileStatInfo, Fault> {
     let stat = stat(place, path, true).await?;
     if stat.kind != FileKind::File {
-        let rule = format!("path: {} is no regular file", path.0);
+        let rule = format!("path: {} is not a regular file", path.0);
         return Err(Fault::invalid_request(rule));
     }
     Ok(stat)
@@ -88,7 +88,7 @@ async fn bytes_of(
 
 fn too_long(bytes: u64) -> Fault {
     let rule = format!(
-        "path: a file of at least {bytes} bytes, and one answer has {MAX_FILE_BYTES}; read blocks of it"
+        "path: {bytes} bytes exceed the limit of {MAX_FILE_BYTES}; use fs/open and fs/readBlock"
     );
     Fault::invalid_request(rule)
 }
@@ -144,7 +144,9 @@ impl Handles {
     pub(super) async fn open(&mut self, place: &Place, params: OpenParams) -> Result<Value, Fault> {
         let id = params.handle_id;
         let refusal = if id.len() > MAX_HANDLE_ID_BYTES {
-            Some(format!("handleId: at most {MAX_HANDLE_ID_BYTES} bytes"))
+            Some(format!(
+                "handleId: longer than {MAX_HANDLE_ID_BYTES} bytes; use a shorter id"
+            ))
         } else if self.0.contains_key(&id) {
             Some(format!("file handle `{id}` already exists"))
         } else if self.0.len() >= MAX_HANDLES {
@@ -152,7 +154,7 @@ impl Handles {
                 "handleId: {MAX_HANDLES} files are open, the maximum; close one"
             ))
         } else if params.mode.as_deref().is_some_and(|mode| mode != "read") {
-            Some("mode: only read; write with fs/writeFile".to_owned())
+            Some("mode: must be read; write with fs/writeFile".to_owned())
         } else {
             None
         };
@@ -323,7 +325,7 @@ pub(super) async fn copy(place: &Place, params: CopyParams) -> Result<Value, Fau
     let rule = match kind {
         FileKind::Directory if !params.recursive => "sourcePath: a directory; set recursive",
         FileKind::Directory if is_inside => "destinationPath: inside sourcePath; choose another",
-        FileKind::Other => "sourcePath: no regular file, directory or symbolic link",
+        FileKind::Other => "sourcePath: neither a regular file nor a directory nor a symbolic link",
         _ => "",
     };
     if !rule.is_empty() {

@@ -26,7 +26,7 @@ impl FilePath {
     /// Parses a URI.
     fn of_uri(uri: &str) -> Result<Self, String> {
         let rest = uri.strip_prefix("file:").ok_or_else(|| {
-            format!("{uri:?} is no file URI; send file:///path, an absolute path of the box")
+            format!("{uri:?} is not a file URI; send file:///path, an absolute path of the box")
         })?;
         let path = match rest.strip_prefix("//") {
             Some(rest) => rest.strip_prefix("localhost").unwrap_or(rest),

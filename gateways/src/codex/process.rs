@@ -1,6 +1,7 @@
 //! Processes: each is a command of the box.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -13,12 +14,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::output::{Output, read_log};
 use super::paths::FilePath;
 use super::session::{Session, in_use, lock};
 use super::wire::{Bytes, Fault, notification};
+use crate::http::input::READ_MS;
 use crate::http::stream::{Step, StreamedCall};
 
 /// How long an ended process can be read.
@@ -53,6 +55,8 @@ pub(super) struct Process {
     changed: Notify,
     /// The stdin, if it is open.
     input: Option<mpsc::Sender<Vec<u8>>>,
+    /// Whether the last write was refused. The next one does not wait: requests behind it would wait as well.
+    is_unread: AtomicBool,
     /// The ids of the last writes: a client that connects again repeats those without an answer.
     written: Mutex<VecDeque<String>>,
     /// The task that reads the output; the command ends with it.
@@ -105,8 +109,8 @@ impl StartParams {
             return Err(Fault::invalid_params(rule));
         }
         if self.enforce_managed_network {
-            let rule = "enforceManagedNetwork: a box has no proxy of Codex; \
-                        allow hosts with the options of the box";
+            let rule = "enforceManagedNetwork: a box does not use the proxy of Codex; \
+                        allow hosts with --allow";
             return Err(Fault::invalid_params(rule));
         }
         let variables = self.env_policy.map(|policy| policy.set).unwrap_or_default();
@@ -159,6 +163,7 @@ pub(super) async fn start(session: &Session, params: StartParams) -> Result<Star
         output: Mutex::default(),
         changed: Notify::new(),
         input: has_input.then_some(sender),
+        is_unread: AtomicBool::new(false),
         written: Mutex::default(),
         reading: Mutex::default(),
     });
@@ -293,7 +298,7 @@ pub(super) struct WriteParams {
     write_id: String,
 }
 
-/// Writes to the stdin of a process, or waits until it has read earlier writes.
+/// Writes to the stdin of a process, or waits for a moment until it has read earlier writes.
 pub(super) async fn write(session: &Session, params: WriteParams) -> Result<Value, Fault> {
     if params.write_id.is_empty() {
         return Err(Fault::invalid_params("writeId: must not be empty"));
@@ -309,8 +314,23 @@ pub(super) async fn write(session: &Session, params: WriteParams) -> Result<Valu
         return status("accepted");
     }
     let closed = |_| Fault::internal("chunk: the process has ended, or has closed its stdin");
-    let place = input.reserve().await.map_err(closed)?;
-    place.send(params.chunk.0);
+    let wait = if process.is_unread.load(Ordering::Relaxed) {
+        Duration::ZERO
+    } else {
+        Duration::from_millis(READ_MS)
+    };
+    let reserved = timeout(wait, input.reserve()).await;
+    process
+        .is_unread
+        .store(reserved.is_err(), Ordering::Relaxed);
+    let Ok(place) = reserved else {
+        let rule = format!(
+            "chunk: the process does not read its stdin, and the limit of {WAITING_WRITES} waiting writes is reached; \
+             write it again when the process reads"
+        );
+        return Err(Fault::internal(rule));
+    };
+    place.map_err(closed)?.send(params.chunk.0);
     let mut written = lock(&process.written);
     if written.len() == REMEMBERED_WRITES {
         written.pop_front();

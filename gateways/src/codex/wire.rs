@@ -40,7 +40,7 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<RequestI
 impl<'a> Message<'a> {
     pub(super) fn read(text: &'a str) -> Result<Self, Fault> {
         serde_json::from_str(text).map_err(|error| {
-            Fault::invalid_request(format!("message: no JSON-RPC message: {error}"))
+            Fault::invalid_request(format!("message: not a JSON-RPC message: {error}"))
         })
     }
 

@@ -13,7 +13,7 @@ use box_protocol::actions::{
 use box_protocol::catalog::{CatalogItem, CatalogKind, ItemChange, ItemContent, TemplateDraft};
 use box_protocol::{
     Blob, BoxId, CommandId, Defaults, Invalid, ItemRef, Lifetime, LifetimeChange, Main, Name,
-    Network, Note, Program, SpecDraft,
+    Network, Note, Program, Role, SpecDraft,
 };
 use bytes::Bytes;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -25,10 +25,11 @@ use super::connect::other_user;
 use super::entries::absolute;
 use super::error::ApiError;
 use super::model::TemplateNote;
-use super::run::{run, wait_until_ready};
+use super::run::{output, run, wait_until_ready};
 use super::spec::{HOME, PRESET, end_after, env, run_as_root, set_template};
 use super::tags::{BUILT, release, set_tags, snapshot_of};
 use super::templates::status_of;
+use super::variables::{expanded, variables};
 use super::{GATEWAY, copy};
 use crate::http::context::Context;
 use crate::http::download::read_file;
@@ -147,9 +148,9 @@ pub(super) async fn upload_url(
 pub(super) struct Builds(Mutex<HashSet<String>>);
 
 impl Builds {
-    pub(super) fn is_running(&self, build: &str) -> bool {
+    pub(super) fn running(&self) -> HashSet<String> {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        running.contains(build)
+        running.clone()
     }
 
     /// Adds a build until the result is dropped; `None` if it runs already.
@@ -404,13 +405,17 @@ impl Build {
         let arg = |at: usize| args.get(at).map(String::as_str).unwrap_or_default();
         match step.kind.as_str() {
             "ENV" => {
-                let pairs = args.chunks_exact(2);
-                self.env
-                    .extend(pairs.map(|pair| (pair[0].clone(), pair[1].clone())));
+                let known = self.variables(&args).await?;
+                for pair in args.chunks_exact(2) {
+                    let value = expanded("ENV", &pair[1], &known)?;
+                    self.env.insert(pair[0].clone(), value);
+                }
                 Ok(())
             }
             "WORKDIR" => {
-                self.cwd = match arg(0) {
+                let known = self.variables(&args).await?;
+                let path = expanded("WORKDIR", arg(0), &known)?;
+                self.cwd = match path.as_str() {
                     path if path.starts_with(['/', '~']) => absolute(path, None),
                     path => absolute(&format!("{}/{path}", self.cwd), None),
                 };
@@ -436,6 +441,18 @@ impl Build {
                 self.command(number, words, "/", None).await
             }
         }
+    }
+
+    /// Returns the variables of the commands of the build, if one of these texts names any.
+    async fn variables(&self, texts: &[String]) -> Result<BTreeMap<String, String>> {
+        if !texts.iter().any(|text| text.contains('$')) {
+            return Ok(BTreeMap::new());
+        }
+        let words = ["/bin/cat", "/proc/self/environ"].map(str::to_owned);
+        let mut params = self.params(CommandId::fresh(), words.into(), "/")?;
+        // Logs have no such commands.
+        params.role = Role::Exec;
+        Ok(variables(&output(&self.context, params).await?))
     }
 
     /// Copies an uploaded file into the box of the build.

@@ -120,7 +120,7 @@ async fn fork(
     let info = find(&context, &id).await?;
     let count = request.count.unwrap_or(1);
     if !(1..=MAX_FORKS).contains(&count) {
-        let rule = format!("must be within 1 and {MAX_FORKS}, not {count}");
+        let rule = format!("must be between 1 and {MAX_FORKS}, not {count}");
         return Err(Invalid::new("count", rule).into());
     }
     let params = BoxForkParams {

@@ -15,11 +15,11 @@ use box_protocol::actions::{
     ShellDeleteParams, ShellInfo, ShellListParams, ShellRunParams, StreamName, Until, View,
 };
 use box_protocol::{BoxError, BoxId, CommandInfo, ExitWhy, ShellId, UnixMs};
-use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::GATEWAY;
+use super::body::{Broken, breakable};
 use super::entries::absolute;
 use super::error::{EnvdError, PlainError};
 use super::result::Shown;
@@ -30,16 +30,19 @@ use crate::http::framing::ndjson;
 use crate::http::refusal::json_response;
 use crate::http::stream::{Step, StreamedCall};
 
-type Result<T = Response> = std::result::Result<T, PlainError>;
+type Result<T = Response, E = PlainError> = std::result::Result<T, E>;
 
 /// How the ids of contexts begin.
 const CONTEXT: &str = "e2b-";
 
 /// The time without output after which a client gets a line.
-const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// How the text of a Python error begins.
 const TRACEBACK: &str = "Traceback (most recent call last):\n";
+
+/// The time after which text that was held back is no error of the run, in milliseconds: the error ends the run at once.
+const HELD_MS: u64 = 1000;
 
 /// The maximum length of text that is held back, because it may be the traceback of an error.
 const MAX_HELD_BYTES: usize = 256 * 1024;
@@ -248,17 +251,8 @@ async fn execute(context: Context, InBox(box_id): InBox, Json(request): Json<Exe
     });
     let call = call.begun().await?;
     let mut output = Output::default();
-    let body = call.into_body(Some(KEEPALIVE), move |step| output.frame(step));
-    // A box that ended has no last line: the client must see a broken connection.
-    let pieces = body.into_data_stream().map(|piece| match piece {
-        Ok(piece) if piece.is_empty() => Err(axum::Error::new(gone_meanwhile())),
-        piece => piece,
-    });
-    Ok(lines(Body::from_stream(pieces)))
-}
-
-fn gone_meanwhile() -> std::io::Error {
-    std::io::Error::other("the sandbox ended")
+    let frame = move |step| output.frame(step);
+    Ok(lines(breakable(call, KEEPALIVE, frame)))
 }
 
 fn lines(body: Body) -> Response {
@@ -295,46 +289,83 @@ fn line(value: &impl Serialize) -> Bytes {
 struct Output {
     /// Text of stderr that may be the traceback, which clients get with the error.
     held: String,
+    /// When the last traceback in it began.
     held_at: UnixMs,
 }
 
 impl Output {
-    fn frame(&mut self, step: Step<CommandChunk, (CommandStartResult, Option<u64>)>) -> Bytes {
-        match step {
-            Step::Chunk(CommandChunk::Text(piece)) => match piece.stream {
-                StreamName::Stdout => said("stdout", &piece.data, piece.at),
-                StreamName::Stderr => self.stderr(&piece.data, piece.at),
-            },
+    fn frame(
+        &mut self,
+        step: Step<CommandChunk, (CommandStartResult, Option<u64>)>,
+    ) -> Result<Bytes, Broken> {
+        Ok(match step {
+            Step::Chunk(CommandChunk::Text(piece)) => {
+                let overdue = self.overdue(piece.at);
+                let said = match piece.stream {
+                    StreamName::Stdout => said("stdout", &piece.data, piece.at),
+                    StreamName::Stderr => self.stderr(&piece.data, piece.at),
+                };
+                if overdue.is_empty() {
+                    said
+                } else {
+                    [&overdue[..], &said[..]].concat().into()
+                }
+            }
             Step::Chunk(CommandChunk::Gap(gap)) => {
                 let text = format!("[{} bytes of output were lost]\n", gap.bytes);
                 said("stderr", &text, UnixMs::now())
             }
             Step::Chunk(CommandChunk::Display(shown)) => line(&Shown::from(shown)),
             Step::Chunk(CommandChunk::Started(_) | CommandChunk::Bytes(_)) => Bytes::new(),
-            Step::Idle => line(&json!({"type": "keepalive"})),
+            Step::Idle => {
+                let released = self.release();
+                if released.is_empty() {
+                    line(&json!({"type": "keepalive"}))
+                } else {
+                    released
+                }
+            }
             Step::End(Ok((ran, executions))) => {
                 let why = ran.info.exit.as_ref().map(|exit| exit.why);
+                // A box that ended has no last line: the client must see a broken connection.
                 if matches!(why, Some(ExitWhy::BoxEnded | ExitWhy::Lost)) {
-                    return Bytes::new();
+                    return Err(Broken(self.release()));
                 }
-                self.end(&ran.info, executions)
+                self.end(error_of(&ran.info), executions)
             }
-            Step::End(Err(error)) if EnvdError::from(error.clone()).is_gone() => Bytes::new(),
+            Step::End(Err(error)) if EnvdError::from(error.clone()).is_gone() => {
+                return Err(Broken(self.release()));
+            }
             Step::End(Err(error)) => self.failed(&error),
+        })
+    }
+
+    /// Returns the text that was held back.
+    fn release(&mut self) -> Bytes {
+        said("stderr", &std::mem::take(&mut self.held), self.held_at)
+    }
+
+    /// Returns the text that was held back if the run has gone on since then.
+    fn overdue(&mut self, at: UnixMs) -> Bytes {
+        if at.0 < self.held_at.0.saturating_add(HELD_MS) {
+            return Bytes::new();
         }
+        self.release()
     }
 
     fn stderr(&mut self, text: &str, at: UnixMs) -> Bytes {
+        let found = text.find(TRACEBACK);
+        let found = found.filter(|at| *at == 0 || text[..*at].ends_with('\n'));
         if !self.held.is_empty() {
+            if found.is_some() {
+                self.held_at = at;
+            }
             self.held.push_str(text);
             if self.held.len() <= MAX_HELD_BYTES {
                 return Bytes::new();
             }
-            let held = std::mem::take(&mut self.held);
-            return said("stderr", &held, self.held_at);
+            return self.release();
         }
-        let found = text.find(TRACEBACK);
-        let found = found.filter(|at| *at == 0 || text[..*at].ends_with('\n'));
         let Some(begins) = found else {
             return said("stderr", text, at);
         };
@@ -343,13 +374,10 @@ impl Output {
         said("stderr", &text[..begins], at)
     }
 
-    fn end(&self, info: &CommandInfo, executions: Option<u64>) -> Bytes {
-        let mut bytes = Vec::new();
-        let error = error_of(info);
-        let traceback = error.as_ref().map(|error| error.2.as_str());
-        if traceback != Some(&self.held) {
-            bytes.extend(said("stderr", &self.held, self.held_at));
-        }
+    fn end(&self, error: Option<(String, String, String)>, executions: Option<u64>) -> Bytes {
+        let traceback = error.as_ref().map_or("", |error| error.2.as_str());
+        let printed = self.held.strip_suffix(traceback).unwrap_or(&self.held);
+        let mut bytes = said("stderr", printed, self.held_at).to_vec();
         if let Some((name, value, traceback)) = error {
             let error =
                 json!({"type": "error", "name": name, "value": value, "traceback": traceback});
@@ -420,6 +448,48 @@ mod tests {
         assert!(output.stderr(TRACEBACK, UnixMs(1)).is_empty());
         assert!(output.stderr("  x\n", UnixMs(1)).is_empty());
         assert_eq!(output.held, format!("{TRACEBACK}  x\n"));
+    }
+
+    #[test]
+    fn a_printed_traceback_is_text() {
+        let (printed, last) = (format!("{TRACEBACK}1\n"), format!("{TRACEBACK}2\n"));
+        let error = |traceback: &str| Some(("E".into(), "e".into(), traceback.to_owned()));
+        for (error, expected) in [
+            (error(&last), &printed),
+            (error(""), &(printed.clone() + &last)),
+        ] {
+            let mut output = Output::default();
+            assert!(output.stderr(&printed, UnixMs(1)).is_empty());
+            assert!(output.stderr(&last, UnixMs(2)).is_empty());
+            let sent = output.end(error, None);
+            let sent = std::str::from_utf8(&sent).unwrap().lines().next().unwrap();
+            let sent: Value = serde_json::from_str(sent).unwrap();
+            assert_eq!(sent["text"], expected.as_str());
+        }
+    }
+
+    #[test]
+    fn text_is_held_back_for_a_moment() {
+        let mut output = Output::default();
+        output.stderr(TRACEBACK, UnixMs(1));
+        output.stderr("  x\n", UnixMs(HELD_MS));
+        assert!(output.overdue(UnixMs(HELD_MS)).is_empty());
+        assert!(!output.overdue(UnixMs(HELD_MS + 1)).is_empty());
+        assert!(output.held.is_empty());
+        // A later traceback may be that of the error.
+        output.stderr(TRACEBACK, UnixMs(HELD_MS + 2));
+        output.stderr(TRACEBACK, UnixMs(2 * HELD_MS));
+        assert!(output.overdue(UnixMs(3 * HELD_MS - 1)).is_empty());
+        assert!(!output.frame(Step::Idle).unwrap().is_empty());
+        assert!(output.held.is_empty());
+    }
+
+    #[test]
+    fn a_box_that_ends_loses_no_text() {
+        let mut output = Output::default();
+        output.stderr(TRACEBACK, UnixMs(1));
+        let ended = output.frame(Step::End(Err(BoxError::not_found("no"))));
+        assert!(matches!(ended, Err(Broken(last)) if !last.is_empty()));
     }
 
     #[test]

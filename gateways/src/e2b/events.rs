@@ -1,7 +1,9 @@
 //! The events of a command: its start, its output and its end.
 
 use axum::body::Bytes;
+use axum::http::header::USER_AGENT;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,6 +11,7 @@ use box_protocol::actions::{CommandChunk, ReadWhy, StreamName};
 use box_protocol::{CommandInfo, Exit, ExitWhy};
 use serde_json::{Value, json};
 
+use super::body::{Broken, breakable};
 use super::connect;
 use super::error::{EnvdError, gone};
 use crate::http::stream::{Step, StreamedCall};
@@ -28,15 +31,23 @@ pub(super) fn answer(begun: Result<Reading, EnvdError>, parts: &Parts) -> Respon
         Ok(begun) => begun,
         Err(error) => return connect::failed(error),
     };
-    let mut events = Events::new(is_pty);
+    let mut events = Events::new(is_pty, knows_breaks(&parts.headers));
     let keepalive = connect::keepalive(&parts.headers);
-    let body = call.into_body(Some(keepalive), move |step| events.frame(step));
-    connect::stream(body)
+    connect::stream(breakable(call, keepalive, move |step| events.frame(step)))
+}
+
+/// Returns whether a client knows a body that breaks off. Python SDKs with this name, which are old, show the error of
+/// their HTTP library.
+fn knows_breaks(headers: &HeaderMap) -> bool {
+    let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
+    !agent.is_some_and(|agent| agent.starts_with(b"e2b-python-sdk/"))
 }
 
 /// Writes the events of a command.
 struct Events {
     is_pty: bool,
+    /// Whether the body breaks off if the box ends.
+    breaks: bool,
     /// The bytes that the log of the command dropped.
     lost: u64,
     /// The begin of a character whose rest has not arrived, of each stream.
@@ -45,17 +56,18 @@ struct Events {
 }
 
 impl Events {
-    fn new(is_pty: bool) -> Self {
+    fn new(is_pty: bool, breaks: bool) -> Self {
         Self {
             is_pty,
+            breaks,
             lost: 0,
             stdout: Vec::new(),
             stderr: Vec::new(),
         }
     }
 
-    fn frame(&mut self, step: Step<CommandChunk, Ended>) -> Bytes {
-        match step {
+    fn frame(&mut self, step: Step<CommandChunk, Ended>) -> Result<Bytes, Broken> {
+        Ok(match step {
             Step::Chunk(CommandChunk::Started(info)) => {
                 let pid = info.pid.unwrap_or_default();
                 connect::message(
@@ -76,19 +88,25 @@ impl Events {
             Step::Idle => {
                 let rest = self.rest();
                 if rest.is_empty() {
-                    return connect::message(br#"{"event":{"keepalive":{}}}"#);
+                    connect::message(br#"{"event":{"keepalive":{}}}"#)
+                } else {
+                    rest.into()
                 }
-                rest.into()
             }
             Step::End(ended) => {
+                let end = ended.map_err(EnvdError::from);
+                let end = end.and_then(|ended| self.end(&ended));
                 let mut bytes = self.rest();
-                bytes.extend(match ended {
-                    Ok(ended) => self.end(&ended),
-                    Err(error) => connect::end(Some(&cut_off(error.into()))),
-                });
+                match end {
+                    Ok(end) => bytes.extend(end),
+                    Err(error) if error.is_gone() && self.breaks => {
+                        return Err(Broken(bytes.into()));
+                    }
+                    Err(error) => bytes.extend(connect::end(Some(&cut_off(error)))),
+                }
                 bytes.into()
             }
-        }
+        })
     }
 
     /// Writes output up to its last whole character. Clients of old versions decode each message by itself.
@@ -139,34 +157,33 @@ impl Events {
         connect::message(text.as_bytes())
     }
 
-    fn end(&self, ended: &Ended) -> Bytes {
+    fn end(&self, ended: &Ended) -> Result<Bytes, EnvdError> {
         let deadline = || EnvdError::new("deadline_exceeded", "context deadline exceeded");
         let exit = match (&ended.info.exit, ended.why) {
-            (_, Some(ReadWhy::Time)) => return connect::end(Some(&deadline())),
+            (_, Some(ReadWhy::Time)) => return Err(deadline()),
             (Some(exit), _) => exit,
             (None, _) => {
-                let lost =
-                    EnvdError::new("unavailable", "the exit of the process was not observed");
-                return connect::end(Some(&lost));
+                let message = "the exit of the process was not observed";
+                return Err(EnvdError::new("unavailable", message));
             }
         };
         match exit.why {
-            ExitWhy::Timeout => return connect::end(Some(&deadline())),
-            ExitWhy::BoxEnded | ExitWhy::Lost => return connect::end(Some(&cut_off(gone()))),
+            ExitWhy::Timeout => return Err(deadline()),
+            ExitWhy::BoxEnded | ExitWhy::Lost => return Err(gone()),
             _ if self.lost > 0 => {
                 let message = format!("{} bytes of output were lost", self.lost);
-                return connect::end(Some(&EnvdError::new("data_loss", message)));
+                return Err(EnvdError::new("data_loss", message));
             }
             _ => {}
         }
         let event = json!({"event": {"end": end_event(exit)}});
         let mut bytes = connect::message(event.to_string().as_bytes()).to_vec();
         bytes.extend(connect::end(None));
-        bytes.into()
+        Ok(bytes.into())
     }
 }
 
-/// A box that ends during a call. Clients then ask for its health, and say that it was killed meanwhile.
+/// A box that ends during a call, for clients that do not know a broken body.
 fn cut_off(error: EnvdError) -> EnvdError {
     if !error.is_gone() {
         return error;
@@ -218,6 +235,8 @@ fn end_event(exit: &Exit) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use box_protocol::BoxError;
+
     use super::*;
 
     #[test]
@@ -234,7 +253,7 @@ mod tests {
 
     #[test]
     fn output_is_sent_as_bytes_and_characters_stay_whole() {
-        let mut events = Events::new(false);
+        let mut events = Events::new(false, true);
         let frame = events.whole(StreamName::Stderr, b"a\xff");
         assert_eq!(&frame[5..], br#"{"event":{"data":{"stderr":"Yf8="}}}"#);
         let text = "a\u{e9}\u{20ac}\u{1f600}z";
@@ -251,5 +270,25 @@ mod tests {
         }
         assert!(events.whole(StreamName::Stdout, b"\xe2\x82").is_empty());
         assert!(!events.rest().is_empty(), "no byte is lost");
+    }
+
+    #[test]
+    fn a_body_breaks_off_if_its_box_ends() {
+        let frame_of = |agent: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+            let mut events = Events::new(false, knows_breaks(&headers));
+            assert!(events.whole(StreamName::Stdout, b"\xe2").is_empty());
+            events.frame(Step::End(Err(BoxError::not_found("no"))))
+        };
+        for agent in ["e2b-js-sdk/2.51.0", "connectrpc/0.12.1"] {
+            let Err(Broken(last)) = frame_of(agent) else {
+                panic!("{agent} gets an end");
+            };
+            assert!(last.ends_with(br#"{"stdout":"4g=="}}}"#), "{last:?}");
+        }
+        let last = frame_of("e2b-python-sdk/2.20.0").unwrap();
+        let last = String::from_utf8_lossy(&last);
+        assert!(last.contains("unavailable"), "{last}");
     }
 }

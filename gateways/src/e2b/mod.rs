@@ -7,13 +7,15 @@
 //! - `access`: the tokens of a box, and how a request names it. `error`: errors of the API and of boxes.
 //! - `sandboxes`: the life of boxes. `spec`: from a request to a spec. `model`: what clients see. `network`: rules.
 //! - `catalog`: snapshots, forks and volumes. `templates`: templates. `tags`: their tags. `usage`: metrics and logs.
-//! - `build`: builds of templates. `copy`: the files that they copy. `build_log`: their logs.
+//! - `build`: builds of templates. `copy`: the files that they copy. `variables`: the variables in their steps.
+//!   `build_log`: their logs.
 //! - `run`: commands that this gateway itself runs.
 //! - `connect`: the framing of calls into a box. `process` and `filesystem`: these calls. `events`: the output of
-//!   commands. `entries`: the attributes of files. `watch`: changes of files. `files`: uploads and downloads.
+//!   commands. `body`: streams that break off. `entries`: the attributes of files. `watch`: changes of files. `files`: uploads and downloads.
 //! - `code`: the code interpreter. `result`: the values that it shows. [`hosts`]: the host names of boxes.
 
 mod access;
+mod body;
 mod build;
 mod build_log;
 mod catalog;
@@ -36,6 +38,7 @@ mod spec;
 mod tags;
 mod templates;
 mod usage;
+mod variables;
 mod watch;
 
 use axum::Router;

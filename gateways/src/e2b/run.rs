@@ -1,7 +1,9 @@
 //! Commands that this gateway itself runs in boxes: the steps of a build, and the check whether a box is ready.
 
 use axum::http::StatusCode;
-use box_protocol::actions::{AttachOptions, CommandStartParams, Until, View};
+use box_protocol::actions::{
+    AttachOptions, CommandChunk, CommandStartParams, CommandStartResult, StreamName, Until, View,
+};
 use box_protocol::{BoxId, Exit, Program};
 
 use super::error::ApiError;
@@ -11,31 +13,76 @@ use crate::http::stream::{Step, StreamedCall};
 /// The time in which a new box must become ready, in milliseconds. Clients wait for a minute.
 pub(super) const NEW_BOX_MS: u64 = 50_000;
 
+/// The maximum bytes of output that a command returns.
+const MAX_OUTPUT_BYTES: usize = 4 * 1024 * 1024;
+
 /// Repeats a command until it succeeds.
 const UNTIL: &str = r#"until /bin/bash -l -c "$1"; do sleep 0.2; done"#;
 
 /// Runs a command to its end. Returns its exit code, or `None` if its time limit ended it.
 pub(super) async fn run(
     context: &Context,
-    mut params: CommandStartParams,
+    params: CommandStartParams,
 ) -> Result<Option<i32>, ApiError> {
-    params.attach = Some(AttachOptions {
-        view: View::None,
-        until: Until::default(),
-    });
-    let held = context.clone();
-    let mut call = StreamedCall::new(move |chunks| async move {
-        let runtime = held.runtime();
-        runtime
-            .start_command(&held.caller, params, Some(chunks))
-            .await
-    });
+    let mut call = call(context, params, View::None);
     loop {
         if let Step::End(ended) = call.next().await {
             let exit = ended?.info.exit;
             return Ok(exit.as_ref().and_then(Exit::shell_code));
         }
     }
+}
+
+/// Runs a command to its end, and returns what it wrote to stdout.
+pub(super) async fn output(
+    context: &Context,
+    params: CommandStartParams,
+) -> Result<String, ApiError> {
+    let program = params.program.to_string();
+    let failed = |problem: &str| {
+        let message = format!("{program}: {problem}");
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, message)
+    };
+    let mut call = call(context, params, View::Text);
+    let mut text = String::new();
+    loop {
+        match call.next().await {
+            Step::Chunk(CommandChunk::Text(piece)) => {
+                if matches!(piece.stream, StreamName::Stdout) {
+                    text.push_str(&piece.data);
+                }
+                if text.len() > MAX_OUTPUT_BYTES {
+                    return Err(failed("its output is too long"));
+                }
+            }
+            Step::Chunk(_) | Step::Idle => {}
+            Step::End(ended) => {
+                let exit = ended?.info.exit;
+                return match exit.as_ref().and_then(Exit::shell_code) {
+                    Some(0) => Ok(text),
+                    _ => Err(failed("the command failed")),
+                };
+            }
+        }
+    }
+}
+
+fn call(
+    context: &Context,
+    mut params: CommandStartParams,
+    view: View,
+) -> StreamedCall<CommandChunk, CommandStartResult> {
+    params.attach = Some(AttachOptions {
+        view,
+        until: Until::default(),
+    });
+    let held = context.clone();
+    StreamedCall::new(move |chunks| async move {
+        let runtime = held.runtime();
+        runtime
+            .start_command(&held.caller, params, Some(chunks))
+            .await
+    })
 }
 
 /// Waits until the ready command of a template succeeds in a box.

@@ -6,7 +6,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{delete, get, post, put};
 use box_protocol::actions::{BoxListParams, BoxUpdateParams, IfExists, TargetState};
-use box_protocol::{BoxId, BoxInfo, BoxState, Invalid, LifetimeChange, Note, UnixMs};
+use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, Invalid, LifetimeChange, Note, UnixMs};
+use box_rpc::Turn;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde_json::Value;
@@ -63,6 +64,31 @@ pub(super) async fn find(context: &Context, id: &str) -> Result<BoxInfo> {
         return Err(missing());
     }
     Ok(info)
+}
+
+/// Returns a box of this gateway in the turn of a request that changes its end or its state.
+async fn find_in_turn(context: &Context, id: &str) -> Result<(BoxInfo, Turn<String>)> {
+    let info = find(context, id).await?;
+    let turn = context.turn(&info.box_id, "e2b state").await?;
+    Ok((find(context, id).await?, turn))
+}
+
+/// Returns a running box as above. An end would delete a paused one.
+async fn find_running(context: &Context, id: &str) -> Result<(BoxInfo, Turn<String>)> {
+    let (info, turn) = find_in_turn(context, id).await?;
+    if State::of(&info) == Some(State::Paused) {
+        let message = format!("sandbox {id:?} is paused; connect to it first");
+        return Err(ApiError::new(StatusCode::NOT_FOUND, message));
+    }
+    Ok((info, turn))
+}
+
+/// Makes a change of several calls, also if the client leaves meanwhile.
+async fn to_its_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let failed = |_| ApiError::from(BoxError::internal("the change failed"));
+    tokio::spawn(change).await.map_err(failed)?
 }
 
 async fn create(context: Context, headers: HeaderMap, Json(request): Json<NewSandbox>) -> Result {
@@ -244,29 +270,29 @@ async fn connect(
     Path(id): Path<String>,
     OptionalJson(request): OptionalJson<Connect>,
 ) -> Result {
-    let info = find(&context, &id).await?;
-    let was_running = State::of(&info) == Some(State::Running);
-    if request.memory == Some(false) && info.state == BoxState::Paused {
-        // The client wants the files without the processes.
-        context
-            .transition(&info.box_id, TargetState::Stopped)
-            .await?;
-    }
+    let (info, turn) = find_in_turn(&context, &id).await?;
     let end = end_after(request.timeout.unwrap_or(DEFAULT_TIMEOUT_SEC));
-    let known = info.lifetime.as_ref().and_then(|it| it.expires_at);
-    let info = if was_running && known.is_none_or(|known| known >= end) {
-        info
-    } else {
-        prolong(&context, &info, end).await?
-    };
-    if was_running {
+    if State::of(&info) == Some(State::Running) {
+        let info = match end_of(&info) {
+            Some(known) if known < end => set_end(&context, &info.box_id, Some(end)).await?,
+            _ => info,
+        };
         let body = model::sandbox(&context, &info);
         return Ok(json_response(StatusCode::OK, &body));
     }
-    let (info, _) = context
-        .transition(&info.box_id, TargetState::Running)
-        .await?;
-    let body = model::sandbox(&context, &info);
+    let held = context.clone();
+    let info = to_its_end(async move {
+        let _turn = turn;
+        let id = &info.box_id;
+        if request.memory == Some(false) && info.state == BoxState::Paused {
+            // The client wants the files without the processes.
+            held.transition(id, TargetState::Stopped).await?;
+        }
+        held.transition(id, TargetState::Running).await?;
+        // Before, it would end a box that cannot start.
+        set_end(&held, id, Some(end)).await
+    });
+    let body = model::sandbox(&context, &info.await?);
     Ok(json_response(StatusCode::CREATED, &body))
 }
 
@@ -284,10 +310,14 @@ async fn resume(
     connect(context, Path(id), OptionalJson(request)).await
 }
 
-async fn prolong(context: &Context, info: &BoxInfo, end: UnixMs) -> Result<BoxInfo> {
-    let mut change = BoxUpdateParams::of(info.box_id.clone());
+fn end_of(info: &BoxInfo) -> Option<UnixMs> {
+    info.lifetime.as_ref()?.expires_at
+}
+
+async fn set_end(context: &Context, id: &BoxId, end: Option<UnixMs>) -> Result<BoxInfo> {
+    let mut change = BoxUpdateParams::of(id.clone());
     change.lifetime = Some(LifetimeChange {
-        expires_at: Some(Some(end)),
+        expires_at: Some(end),
         ..LifetimeChange::default()
     });
     Ok(context.update(&GATEWAY, change).await?)
@@ -303,7 +333,7 @@ async fn pause(
     Path(id): Path<String>,
     OptionalJson(request): OptionalJson<Pause>,
 ) -> Result<StatusCode> {
-    let info = find(&context, &id).await?;
+    let (info, turn) = find_in_turn(&context, &id).await?;
     if State::of(&info) == Some(State::Paused) {
         let message = format!("sandbox {id:?} is already paused");
         return Err(ApiError::new(StatusCode::CONFLICT, message));
@@ -313,15 +343,18 @@ async fn pause(
     } else {
         TargetState::Paused
     };
-    context.transition(&info.box_id, target).await?;
-    // A paused box does not end by itself.
-    let mut change = BoxUpdateParams::of(info.box_id);
-    change.lifetime = Some(LifetimeChange {
-        expires_at: Some(None),
-        ..LifetimeChange::default()
-    });
-    context.update(&GATEWAY, change).await?;
-    Ok(StatusCode::NO_CONTENT)
+    to_its_end(async move {
+        let _turn = turn;
+        // A paused box does not end by itself, also if the server ends meanwhile.
+        set_end(&context, &info.box_id, None).await?;
+        let paused = context.transition(&info.box_id, target).await;
+        if paused.is_err() {
+            let _ = set_end(&context, &info.box_id, end_of(&info)).await;
+        }
+        paused?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
 }
 
 #[derive(Debug, Deserialize)]
@@ -334,8 +367,9 @@ async fn set_timeout(
     Path(id): Path<String>,
     Json(request): Json<Timeout>,
 ) -> Result<StatusCode> {
-    let info = find(&context, &id).await?;
-    prolong(&context, &info, end_after(request.timeout)).await?;
+    let (info, _turn) = find_running(&context, &id).await?;
+    let end = end_after(request.timeout);
+    set_end(&context, &info.box_id, Some(end)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -352,11 +386,10 @@ async fn refresh(
 ) -> Result<StatusCode> {
     /// The time that one request adds if it does not say otherwise, in seconds.
     const DURATION_SEC: u64 = 15;
-    let info = find(&context, &id).await?;
+    let (info, _turn) = find_running(&context, &id).await?;
     let end = end_after(request.duration.unwrap_or(DURATION_SEC));
-    let known = info.lifetime.as_ref().and_then(|it| it.expires_at);
-    if known.is_some_and(|known| known < end) {
-        prolong(&context, &info, end).await?;
+    if end_of(&info).is_some_and(|known| known < end) {
+        set_end(&context, &info.box_id, Some(end)).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }

@@ -3,7 +3,7 @@
 //! A template is an item of the catalogue, and its labels hold the state of its build. Its build runs in a box
 //! (`build`), whose files become a snapshot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use axum::extract::Path;
@@ -89,7 +89,28 @@ pub(super) fn is_usable(item: &CatalogItem) -> bool {
     was_built || status_of(item) == "ready"
 }
 
-fn described(item: &CatalogItem) -> Value {
+/// Returns the state as above; a build that no server runs any more has failed.
+fn state_of<'a>(item: &'a CatalogItem, running: &HashSet<String>) -> &'a str {
+    let build = item.labels.get(BUILD);
+    match status_of(item) {
+        "building" if !build.is_some_and(|build| running.contains(build)) => "error",
+        status => status,
+    }
+}
+
+/// Returns what a call finds, and the builds that ran meanwhile.
+async fn with_builds<T>(
+    builds: &Builds,
+    call: impl Future<Output = Result<T>>,
+) -> Result<(T, HashSet<String>)> {
+    // A build runs before it records its begin, and until it has recorded its end.
+    let mut running = builds.running();
+    let found = call.await?;
+    running.extend(builds.running());
+    Ok((found, running))
+}
+
+fn described(item: &CatalogItem, running: &HashSet<String>) -> Value {
     let ItemContent::Template(content) = &item.content else {
         return Value::Null;
     };
@@ -116,7 +137,7 @@ fn described(item: &CatalogItem) -> Value {
         "spawnCount": item.used_by,
         "buildCount": u64::from(item.labels.contains_key(BUILD)),
         "envdVersion": ENVD_VERSION,
-        "buildStatus": status_of(item),
+        "buildStatus": state_of(item, running),
     })
 }
 
@@ -127,21 +148,31 @@ async fn all(context: &Context) -> Result<Vec<CatalogItem>> {
     Ok(items)
 }
 
-async fn list(context: Context) -> Result {
-    let body = all(&context).await?.iter().map(described).collect();
+async fn list(context: Context, Extension(builds): Extension<Arc<Builds>>) -> Result {
+    let (items, running) = with_builds(&builds, all(&context)).await?;
+    let body = items.iter().map(|item| described(item, &running)).collect();
     Ok(json_response(StatusCode::OK, &Value::Array(body)))
 }
 
-async fn list_page(context: Context, params: Params) -> Result {
-    let items = all(&context).await?;
+async fn list_page(
+    context: Context,
+    Extension(builds): Extension<Arc<Builds>>,
+    params: Params,
+) -> Result {
+    let (items, running) = with_builds(&builds, all(&context)).await?;
     let (items, next) = page(items, &params, ListOrder::Ascending, |item| item.id.clone())?;
-    let body = items.iter().map(described).collect();
+    let body = items.iter().map(|item| described(item, &running)).collect();
     Ok(with_next(&Value::Array(body), next))
 }
 
-async fn one(context: Context, Path(id): Path<String>, params: Params) -> Result {
-    let item = find(&context, &id).await?;
-    let mut body = described(&item);
+async fn one(
+    context: Context,
+    Extension(builds): Extension<Arc<Builds>>,
+    Path(id): Path<String>,
+    params: Params,
+) -> Result {
+    let (item, running) = with_builds(&builds, find(&context, &id)).await?;
+    let mut body = described(&item, &running);
     let build = json!({
         "buildID": body["buildID"], "status": body["buildStatus"], "createdAt": body["createdAt"],
         "updatedAt": body["updatedAt"], "cpuCount": body["cpuCount"], "memoryMB": body["memoryMB"],
@@ -305,19 +336,17 @@ async fn status(
     Path((id, build)): Path<(String, String)>,
     params: Params,
 ) -> Result {
-    // A build records its end before it stops to run.
-    let is_running = builds.is_running(&build);
-    let item = find(&context, &id).await?;
+    let (item, running) = with_builds(&builds, find(&context, &id)).await?;
     let skip = params
         .parsed("logsOffset", "must be a number")?
         .unwrap_or(0);
     let logs = logs(&context, &build, skip, MAX_ENTRIES).await?;
-    let mut state = status_of(&item).to_owned();
-    let mut reason = item.labels.get(REASON).cloned();
-    if state == "building" && !is_running {
-        "error".clone_into(&mut state);
-        reason = Some("the server ended during the build; build again".to_owned());
-    }
+    let state = state_of(&item, &running);
+    let reason = if state == status_of(&item) {
+        item.labels.get(REASON).cloned()
+    } else {
+        Some("the server ended during the build; build again".to_owned())
+    };
     let entries = logs.unwrap_or_default();
     let lines: Vec<&Value> = entries.iter().map(|entry| &entry["message"]).collect();
     let mut body = json!({

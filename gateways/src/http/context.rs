@@ -9,7 +9,7 @@ use box_protocol::actions::{
     BoxUpdateParams, IfExists, TargetState,
 };
 use box_protocol::{BoxError, BoxId, BoxInfo, GatewayName, SpecDraft, UnixMs};
-use box_rpc::Caller;
+use box_rpc::{Caller, Turn, Turns};
 use box_runtime::BoxRuntime;
 use box_service::{BoxService, CallGuard};
 use box_transports::connection_limit::ConnectionPermit;
@@ -38,6 +38,8 @@ pub struct Server {
     pub box_domain: Option<String>,
     /// The status that websockets are closed with, once the server stops.
     pub closing: watch::Receiver<Option<u16>>,
+    /// The turns of requests that read a part of a box before they change it.
+    pub turns: Turns<String>,
 }
 
 /// A request of an authenticated caller.
@@ -113,6 +115,15 @@ impl Context {
     /// Returns the record of a box.
     pub async fn get(&self, id: &BoxId) -> Result<BoxInfo, BoxError> {
         self.runtime().get(&self.caller, id).await
+    }
+
+    /// Waits for the turn of a request that reads a part of a box and then changes it. Dropping the turn ends it.
+    pub(crate) async fn turn(&self, id: &BoxId, part: &str) -> Result<Turn<String>, BoxError> {
+        // Callers may have different names for the box.
+        let unique_id = self.get(id).await?.unique_id;
+        let turn = self.server.turns.take([format!("{unique_id} {part}")]);
+        turn.wait().await;
+        Ok(turn)
     }
 
     /// Returns all boxes of the caller that match, on all pages.

@@ -45,6 +45,17 @@ pub enum Input {
     Close,
 }
 
+impl Input {
+    /// Returns the room that it takes while it waits, in bytes.
+    pub fn room(&self) -> u32 {
+        let bytes = match self {
+            Self::Data(data) => u32::try_from(data.len()).unwrap_or(u32::MAX),
+            Self::Close => 0,
+        };
+        bytes.saturating_add(MESSAGE_BYTES)
+    }
+}
+
 /// Writes the input of one client to one command, in order.
 ///
 /// The input of a dropped writer is written for a moment more.
@@ -94,11 +105,7 @@ impl InputWriter {
 
     /// Queues input. Errors: the command does not read, so neither this message nor a later one is written.
     pub async fn write(&mut self, input: Input) -> Result<(), BoxError> {
-        let bytes = match &input {
-            Input::Data(data) => u32::try_from(data.len()).unwrap_or(u32::MAX),
-            Input::Close => 0,
-        };
-        let bytes = bytes.saturating_add(MESSAGE_BYTES).min(MAX_WAITING_BYTES);
+        let bytes = input.room().min(MAX_WAITING_BYTES);
         if !self.is_full {
             let room = Arc::clone(&self.room).acquire_many_owned(bytes);
             if let Ok(Ok(room)) = timeout(ROOM_TIMEOUT, room).await {
@@ -109,8 +116,8 @@ impl InputWriter {
             self.is_full = true;
         }
         let message = format!(
-            "input: the command does not read it, and up to {MAX_WAITING_BYTES} bytes or {} messages wait already; connect \
-             again when the command reads, this message and later ones are not written",
+            "input: the command does not read its input, and the limit of {MAX_WAITING_BYTES} waiting bytes or {} messages \
+             is reached; reconnect when it reads (this message and later ones are lost)",
             MAX_WAITING_BYTES / MESSAGE_BYTES
         );
         Err(BoxError::new(Code::Overloaded, message))
@@ -196,7 +203,11 @@ mod tests {
         }
         let refused = writer.write(data(1024 * 1024)).await.unwrap_err();
         assert_eq!(refused.code(), Code::Overloaded);
-        assert!(refused.message().contains("4194304 bytes or 4096 messages"));
+        assert!(
+            refused
+                .message()
+                .contains("4194304 waiting bytes or 4096 messages")
+        );
 
         for empty in [|| Input::Close, || data(0)] {
             let mut writer = unread();

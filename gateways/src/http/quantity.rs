@@ -21,6 +21,16 @@ const SUFFIXES: [(&str, f64); 13] = [
 
 /// Parses a quantity: a positive decimal number with an optional suffix.
 pub fn quantity(field: &'static str, text: &str) -> Result<f64, Invalid> {
+    let value = quantity_or_zero(field, text)?;
+    if value > 0.0 {
+        Ok(value)
+    } else {
+        Err(Invalid::new(field, "must be greater than 0"))
+    }
+}
+
+/// Parses a quantity as above, or 0.
+pub fn quantity_or_zero(field: &'static str, text: &str) -> Result<f64, Invalid> {
     let text = text.trim();
     let invalid = || {
         Invalid::new(
@@ -39,10 +49,10 @@ pub fn quantity(field: &'static str, text: &str) -> Result<f64, Invalid> {
     }
     let number: f64 = number.parse().map_err(|_| invalid())?;
     let value = number * unit;
-    if value > 0.0 && value.is_finite() {
+    if value.is_finite() {
         Ok(value)
     } else {
-        Err(Invalid::new(field, "must be greater than 0"))
+        Err(invalid())
     }
 }
 
@@ -82,6 +92,14 @@ mod tests {
         ] {
             assert_eq!(megabytes("memory", text).unwrap(), value, "{text}");
         }
+    }
+
+    #[test]
+    fn a_quantity_may_be_zero_where_none_is_asked() {
+        for text in ["0", "0m", "0.0Gi"] {
+            assert!(quantity_or_zero("gpu", text).is_ok_and(|value| value == 0.0));
+        }
+        assert!(quantity_or_zero("gpu", "none").is_err());
     }
 
     #[test]

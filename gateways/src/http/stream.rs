@@ -58,8 +58,18 @@ impl<C: Send + 'static, R: Send + 'static> StreamedCall<C, R> {
     /// Waits for the first chunk. Errors: those of a call that ends without one.
     ///
     /// A handler can therefore answer an error with a status, before it answers with a stream.
-    pub async fn begun(mut self) -> Result<Self, BoxError> {
-        match self.next().await {
+    pub async fn begun(self) -> Result<Self, BoxError> {
+        self.begun_within(std::future::pending()).await
+    }
+
+    /// Waits as above, but not after this future has ended.
+    pub async fn begun_within(mut self, limit: impl Future<Output = ()>) -> Result<Self, BoxError> {
+        let step = tokio::select! {
+            biased;
+            step = self.next() => step,
+            () = limit => Step::Idle,
+        };
+        match step {
             Step::Chunk(chunk) => self.first = Some(chunk),
             Step::End(Err(error)) => return Err(error),
             Step::End(ended) => self.ended = Some(ended),
@@ -178,6 +188,23 @@ mod tests {
         });
         let all = axum::body::to_bytes(body, 100).await.unwrap();
         assert_eq!(all, "0,2,end 3");
+    }
+
+    #[tokio::test]
+    async fn a_call_continues_after_the_wait_for_its_begin() {
+        let silent = StreamedCall::new(|chunks| async move {
+            tokio::task::yield_now().await;
+            chunks
+                .send(7)
+                .await
+                .map_err(|_| BoxError::cancelled("left"))?;
+            Ok(8)
+        });
+        let mut call = silent.begun_within(async {}).await.unwrap();
+        assert!(matches!(call.next().await, Step::Chunk(7)));
+        assert!(matches!(call.next().await, Step::End(Ok(8))));
+        let refused = StreamedCall::<u32, u32>::new(|_| async { Err(BoxError::conflict("no")) });
+        assert!(refused.begun_within(async {}).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]

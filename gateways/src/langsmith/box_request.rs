@@ -6,8 +6,8 @@ use std::time::Duration;
 use box_protocol::actions::BoxUpdateParams;
 use box_protocol::catalog::CatalogKind;
 use box_protocol::{
-    BoxId, BoxInfo, Defaults, DefaultsChange, Env, Invalid, Labels, Lifetime, LifetimeAction,
-    LifetimeChange, Name, Network, Note, SpecDraft, UnixMs, VolumeMount,
+    BoxId, BoxInfo, Defaults, Env, Invalid, Labels, Lifetime, LifetimeAction, LifetimeChange, Name,
+    Network, Note, SpecDraft, UnixMs, VolumeMount,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,6 +15,11 @@ use serde_json::Value;
 use super::PRESET;
 use super::catalog::resolve;
 use super::errors::ApiError;
+use super::run_config::RunConfig;
+use super::sizes::{
+    MAX_DISK_MB, MAX_MEMORY_MB, check_cpus, check_megabytes, check_millicores, mebibytes,
+    millicores,
+};
 use super::snapshots;
 use crate::http::context::Context;
 
@@ -27,50 +32,8 @@ const MAX_READY_TIMEOUT: Duration = Duration::from_hours(1);
 /// The idle time after which a box stops if the request sets none.
 const IDLE_SECONDS: u64 = 600;
 
-/// The maximum number of CPUs of a box of this server.
-const MAX_CPUS: f64 = 1024.0;
-
 /// An idle time that never passes: a century.
 pub(super) const NEVER_MS: u64 = 100 * 365 * 24 * 3_600_000;
-
-/// User, directory and environment of commands.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct RunConfig {
-    /// The user.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) user: Option<String>,
-    /// The working directory.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) work_dir: Option<String>,
-    /// Environment variables.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) env_vars: Option<BTreeMap<String, String>>,
-}
-
-impl RunConfig {
-    /// Returns the settings of a box.
-    pub(super) fn of(defaults: &Defaults) -> Self {
-        Self {
-            user: defaults.user.clone(),
-            work_dir: defaults.cwd.clone(),
-            env_vars: Some(defaults.env.clone().into_map()).filter(|env| !env.is_empty()),
-        }
-    }
-
-    /// Returns the variables.
-    pub(super) fn env(&mut self) -> Result<Env, Invalid> {
-        Env::try_from(self.env_vars.take().unwrap_or_default())
-    }
-
-    /// Sets the defaults of a box; later variables override earlier ones.
-    pub(super) fn apply(mut self, defaults: &mut Defaults) -> Result<(), Invalid> {
-        defaults.env.extend(self.env()?);
-        defaults.user = self.user.or(defaults.user.take());
-        defaults.cwd = self.work_dir.or(defaults.cwd.take());
-        Ok(())
-    }
-}
 
 /// A volume of a new box.
 #[derive(Debug, Deserialize)]
@@ -167,7 +130,7 @@ impl CreateBox {
             snapshots::apply(&item, &mut spec, &mut defaults)?;
         }
         if let Some(config) = self.run_config {
-            config.apply(&mut defaults)?;
+            config.apply(&mut spec, &mut defaults)?;
         }
         let env = Env::try_from(self.env_vars.unwrap_or_default());
         defaults
@@ -176,16 +139,15 @@ impl CreateBox {
         if defaults != Defaults::default() {
             spec.defaults = Some(defaults);
         }
-        let millicores = self.cpu_millicores.map(|cpu| {
-            #[allow(clippy::cast_precision_loss, reason = "no machine has 2^53 millicores")]
-            let cpus = cpu as f64 / 1000.0;
-            cpus
-        });
-        check_cpus("cpu_millicores", millicores)?;
         check_cpus("vcpus", self.vcpus)?;
-        spec.cpus = millicores.or(self.vcpus).or(spec.cpus);
-        spec.memory_mb = self.mem_bytes.map(mebibytes).or(spec.memory_mb);
-        spec.disk_mb = self.fs_capacity_bytes.map(mebibytes).or(spec.disk_mb);
+        let cpus = check_millicores("cpu_millicores", self.cpu_millicores)?;
+        spec.cpus = cpus.or(self.vcpus).or(spec.cpus);
+        let memory_mb = self.mem_bytes.map(mebibytes);
+        check_megabytes("mem_bytes", memory_mb, MAX_MEMORY_MB)?;
+        spec.memory_mb = memory_mb.or(spec.memory_mb);
+        let disk_mb = self.fs_capacity_bytes.map(mebibytes);
+        check_megabytes("fs_capacity_bytes", disk_mb, MAX_DISK_MB)?;
+        spec.disk_mb = disk_mb.or(spec.disk_mb);
         if let Some(labels) = self.labels {
             spec.labels.get_or_insert_default().extend(labels);
         }
@@ -320,11 +282,6 @@ pub(super) fn after(start: UnixMs, seconds: u64) -> UnixMs {
     UnixMs(start.0.saturating_add(seconds.saturating_mul(1000)))
 }
 
-/// Returns a number of bytes as whole MiB, rounded up.
-pub(super) fn mebibytes(bytes: u64) -> u64 {
-    bytes.div_ceil(1 << 20)
-}
-
 /// Returns an error with the name that a field has in this API.
 pub(super) fn named(field: &'static str, error: &Invalid) -> Invalid {
     Invalid::new(field, error.rule().to_owned())
@@ -404,39 +361,11 @@ impl UpdateBox {
             ..LifetimeChange::default()
         };
         params.lifetime = (change != LifetimeChange::default()).then_some(change);
-        if let Some(mut config) = self.run_config {
-            let env = config.env()?.into_map();
-            params.defaults = Some(DefaultsChange {
-                env: env
-                    .into_iter()
-                    .map(|(name, value)| (name, Some(value)))
-                    .collect(),
-                cwd: config.work_dir.map(Some),
-                user: config.user.map(Some),
-                ..DefaultsChange::default()
-            });
+        if let Some(config) = self.run_config {
+            params.defaults = Some(config.into_change(info)?);
         }
         Ok(params)
     }
-}
-
-/// Refuses more CPUs than a box can have.
-pub(super) fn check_cpus(field: &'static str, cpus: Option<f64>) -> Result<(), Invalid> {
-    if cpus.is_some_and(|cpus| cpus > MAX_CPUS) {
-        return Err(Invalid::new(field, format!("must be at most {MAX_CPUS}")));
-    }
-    Ok(())
-}
-
-/// Returns CPUs in thousandths.
-pub(super) fn millicores(cpus: f64) -> u64 {
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "positive, and the cast saturates"
-    )]
-    let millicores = (cpus * 1000.0).round() as u64;
-    millicores
 }
 
 #[cfg(test)]
@@ -486,13 +415,6 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(request.check_supported(), Ok(()));
-    }
-
-    #[test]
-    fn cpus_are_limited_by_the_name_of_their_field() {
-        let refused = check_cpus("vcpus", Some(1025.0)).unwrap_err();
-        assert_eq!(refused.field(), "vcpus");
-        assert_eq!(check_cpus("vcpus", Some(1024.0)), Ok(()));
     }
 
     #[test]

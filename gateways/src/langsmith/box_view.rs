@@ -5,8 +5,10 @@ use box_protocol::{BoxInfo, BoxState, UnixMs};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
-use super::box_request::{BoxNote, NEVER_MS, RunConfig, millicores};
+use super::box_request::{BoxNote, NEVER_MS};
 use super::catalog::item;
+use super::run_config::RunConfig;
+use super::sizes::{bytes, millicores};
 use crate::http::context::Context;
 
 /// Returns a box as the SDKs of all versions read it, with the names that its items have now.
@@ -44,14 +46,14 @@ pub(super) async fn shown(context: &Context, info: &BoxInfo) -> Value {
         "snapshot_id": info.snapshot,
         "vcpus": cpu.div_ceil(1000),
         "cpu_millicores": cpu,
-        "mem_bytes": info.memory_mb << 20,
-        "fs_capacity_bytes": (info.disk_mb > 0).then_some(info.disk_mb << 20),
+        "mem_bytes": bytes(info.memory_mb),
+        "fs_capacity_bytes": (info.disk_mb > 0).then_some(bytes(info.disk_mb)),
         "ttl_seconds": note.ttl_seconds,
         "expires_at": expires_at.map(|at| at.to_string()),
         "idle_ttl_seconds": idle.map_or(0, |idle| idle / 1000),
         "delete_after_stop_seconds": lifetime.delete_after_stop_ms.map_or(0, |time| time / 1000),
         "stopped_at": stopped_at,
-        "run_config": info.defaults.as_ref().map(RunConfig::of).unwrap_or_default(),
+        "run_config": RunConfig::of(info),
         "labels": info.labels,
         "volumes": volumes,
         "persistent": true,

@@ -23,6 +23,15 @@ use crate::http::refusal::json_response;
 /// The interval at which a request that does not wait looks for its box.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
+/// The fields of the contract, and the members of a request that they come from.
+const FIELDS: [(&str, &str); 5] = [
+    ("cpus", "vcpus"),
+    ("memory_mb", "mem_bytes"),
+    ("disk_mb", "fs_capacity_bytes"),
+    ("user", "run_config.user"),
+    ("defaults", "run_config"),
+];
+
 /// Finds a box by its name or its id.
 pub(super) async fn find(context: &Context, text: &str) -> Result<BoxInfo, ApiError> {
     if let Ok(name) = Name::new(text) {
@@ -60,7 +69,7 @@ pub(super) async fn create(
             Err(BoxError::timeout(message))
         }),
     };
-    let info = created.map_err(creation_error)?;
+    let info = created.map_err(|error| creation_error(error).with_fields(&FIELDS))?;
     let body = shown(&context, &info).await;
     new.answered();
     Ok(json_response(StatusCode::CREATED, &body))
@@ -143,7 +152,8 @@ pub(super) async fn update(
 ) -> Result<Response, ApiError> {
     let info = find(&context, &name).await?;
     let params = request.into_params(&info)?;
-    let info = context.update(&GATEWAY, params).await?;
+    let updated = context.update(&GATEWAY, params).await;
+    let info = updated.map_err(|error| ApiError::from(error).with_fields(&FIELDS))?;
     Ok(json_response(StatusCode::OK, &shown(&context, &info).await))
 }
 

@@ -43,6 +43,16 @@ impl ApiError {
         Self::new(StatusCode::NOT_IMPLEMENTED, "NotSupported", message)
     }
 
+    /// An error with the field of the API that stands for that of the contract, from pairs of both.
+    pub(super) fn with_fields(mut self, fields: &[(&str, &str)]) -> Self {
+        if let Body::Field(name, _) = &mut self.body
+            && let Some((_, field)) = fields.iter().find(|(known, _)| *known == name.as_str())
+        {
+            (*field).clone_into(name);
+        }
+        self
+    }
+
     /// An error with another field of the API than the contract names.
     pub(super) fn of_field(mut self, field: &str) -> Self {
         if let Body::Field(name, _) = &mut self.body {
@@ -169,6 +179,7 @@ fn describe(error: &BoxError, detail: &Detail) -> String {
 pub(super) fn operation_error(error: BoxError, class: &'static str) -> ApiError {
     let detail: Detail = error.detail().unwrap_or_default();
     let is_file = detail.subject == Some(Subject::File) || detail.errno.is_some();
+    let is_command = detail.subject == Some(Subject::Command);
     match error.code() {
         Code::NotFound if is_file => {
             ApiError::new(StatusCode::NOT_FOUND, "FileNotFound", error.message())
@@ -184,7 +195,7 @@ pub(super) fn operation_error(error: BoxError, class: &'static str) -> ApiError 
             ApiError::new(StatusCode::BAD_REQUEST, "NotReady", error.message())
         }
         // The box is paused or stopped and does not wake.
-        Code::Conflict if !is_file => {
+        Code::Conflict if !is_file && !is_command => {
             ApiError::new(StatusCode::BAD_REQUEST, "NotReady", error.message())
         }
         Code::Unavailable | Code::Cancelled => {
@@ -320,5 +331,32 @@ mod tests {
         assert_eq!(of(gone(), Ended::Shutdown), (502, json!("ConnectionError")));
         let deleted = BoxError::conflict("box b was deleted");
         assert_eq!(of(deleted, Ended::Deleted), (404, json!("NotFound")));
+    }
+
+    #[test]
+    fn a_conflict_is_one_of_the_box_or_of_its_command() {
+        let of = |detail: Detail| {
+            let error = BoxError::conflict("taken").with_detail(&detail);
+            let (status, body) = shown(operation_error(error, "CommandError"));
+            (status, body["detail"]["error"].clone())
+        };
+        let taken = Detail::of_field("command_id").of(Subject::Command);
+        assert_eq!(of(taken), (409, json!("CommandError")));
+        let stopped = Detail::about(Subject::Box);
+        assert_eq!(of(stopped), (400, json!("NotReady")));
+    }
+
+    #[test]
+    fn a_field_of_the_contract_has_the_name_of_the_api() {
+        let fields = [("memory_mb", "mem_bytes"), ("user", "run_config.user")];
+        for (field, loc) in [
+            ("memory_mb", json!(["body", "mem_bytes"])),
+            ("user", json!(["body", "run_config", "user"])),
+            ("name", json!(["body", "name"])),
+        ] {
+            let error = ApiError::from(Invalid::new(field, "wrong"));
+            let (status, body) = shown(error.with_fields(&fields));
+            assert_eq!((status, &body["detail"][0]["loc"]), (422, &loc));
+        }
     }
 }

@@ -61,10 +61,10 @@ pub(super) async fn service_url(
     Json(request): Json<ServiceRequest>,
 ) -> Result<Response, ApiError> {
     let port = u16::try_from(request.port).ok().and_then(NonZeroU16::new);
-    let port = port.ok_or_else(|| Invalid::new("port", "must be within 1 and 65535"))?;
+    let port = port.ok_or_else(|| Invalid::new("port", "must be between 1 and 65535"))?;
     let seconds = request.expires_in_seconds.unwrap_or(SERVICE_SECONDS);
     if !(1..=MAX_SERVICE_SECONDS).contains(&seconds) {
-        let rule = format!("must be within 1 and {MAX_SERVICE_SECONDS}");
+        let rule = format!("must be between 1 and {MAX_SERVICE_SECONDS}");
         return Err(Invalid::new("expires_in_seconds", rule).into());
     }
     let access = request.access.as_deref();

@@ -22,7 +22,7 @@ impl<T> ListPage<T> {
         default_limit: usize,
         key: impl Fn(&T) -> String,
     ) -> Result<Self, Invalid> {
-        let rule = "must be within 1 and 500";
+        let rule = "must be between 1 and 500";
         let mut limit = params.parsed::<usize>("page_size", rule)?;
         if limit.is_none() {
             limit = params.parsed::<usize>("limit", rule)?;

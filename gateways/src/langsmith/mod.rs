@@ -6,6 +6,7 @@
 //!
 //! # Reading order
 //! - `boxes` and `box_view`: the life of a box, and how responses show it. `box_request`: how requests become specs.
+//!   `run_config` and `sizes`: their parts.
 //! - `catalog`: items that outlive boxes. `templates`, `volumes`, `pools` and `snapshots`: their kinds. `lists`: parts of
 //!   lists. `links`: URLs of ports and of files.
 //! - `execute`: commands. `files`: files. `tunnel`: connections to ports.
@@ -21,6 +22,8 @@ mod files;
 mod links;
 mod lists;
 mod pools;
+mod run_config;
+mod sizes;
 mod snapshots;
 mod templates;
 mod tunnel;
@@ -44,9 +47,12 @@ const TOKEN_HEADER: &str = "x-api-key";
 /// The header of a capability for a port.
 const SERVICE_HEADER: &str = "x-langsmith-sandbox-service-token";
 
+/// The user of every box whose request or template names no other.
+const GUEST: &str = "box";
+
 /// What every box has unless its request or template says otherwise.
 const PRESET: Preset = Preset {
-    guest: Some(("box", "/home/box")),
+    guest: Some((GUEST, "/home/box")),
     dirs: &[],
     env: &[],
     env_file: None,

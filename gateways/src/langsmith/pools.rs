@@ -41,7 +41,7 @@ fn check_replicas(replicas: u32) -> Result<u32, Invalid> {
     if (1..=MAX_POOL_SIZE).contains(&replicas) {
         return Ok(replicas);
     }
-    let rule = format!("must be within 1 and {MAX_POOL_SIZE}, not {replicas}");
+    let rule = format!("must be between 1 and {MAX_POOL_SIZE}, not {replicas}");
     Err(Invalid::new("replicas", rule))
 }
 

@@ -14,18 +14,20 @@ use box_protocol::catalog::{
     CatalogItem, CatalogKind, ItemContent, ItemDraft, ItemState, SnapshotDraft,
 };
 use box_protocol::{
-    BoxError, Code, Defaults, Invalid, ItemRef, Labels, MAX_LABEL_BYTES, Name, SpecDraft,
-    check_labels,
+    BoxError, Code, Defaults, HOST_IMAGE, Invalid, ItemRef, Labels, MAX_LABEL_BYTES, Name,
+    SpecDraft, check_labels,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::box_request::{RunConfig, mebibytes, refuse_content};
+use super::box_request::{named, refuse_content};
 use super::boxes;
 use super::catalog::{delete_item, item, items};
 use super::errors::ApiError;
 use super::lists::{ListPage, check_filters, has_labels, number_key, sort_key};
+use super::run_config::RunConfig;
+use super::sizes::{MAX_DISK_MB, check_megabytes, mebibytes};
 use crate::http::body::{Json, Params};
 use crate::http::context::Context;
 use crate::http::refusal::json_response;
@@ -38,7 +40,7 @@ const CAPACITY: &str = "langsmith.capacity";
 const RUN_CONFIG: &str = "langsmith.run_config";
 const DESCRIPTION: &str = "langsmith.description";
 
-/// The tag of a request without one.
+/// The tag of a request that names none, also in its image.
 const LATEST: &str = "latest";
 
 /// The number of snapshots on a page if the request sets none.
@@ -94,7 +96,7 @@ pub(super) fn apply(
 ) -> Result<(), Invalid> {
     spec.snapshot = Some(ItemRef::new(&item.id)?);
     if let Some(config) = run_config(item) {
-        config.apply(defaults)?;
+        config.apply(spec, defaults)?;
     }
     spec.disk_mb = capacity(item).map(mebibytes);
     spec.labels = Some(own_labels(item)).filter(|labels| !labels.is_empty());
@@ -203,6 +205,8 @@ impl NewSnapshot {
             let rule = "a snapshot of this server has no memory; omit it";
             return Err(Invalid::new("include_memory", rule));
         }
+        let capacity = self.fs_capacity_bytes.map(mebibytes);
+        check_megabytes("fs_capacity_bytes", capacity, MAX_DISK_MB)?;
         let tag = self.tag.as_deref().unwrap_or(LATEST);
         for (field, text) in [("name", &*self.name), ("tag", tag)] {
             if text.is_empty() || text.contains(':') {
@@ -244,16 +248,30 @@ impl NewSnapshot {
     }
 }
 
+/// Returns the tag of an image, if its name has one.
+fn image_tag(image: &str) -> Option<&str> {
+    let (name, _) = image.split_once('@').unwrap_or((image, ""));
+    // A colon before the last part belongs to a port.
+    let (_, tag) = name.rsplit('/').next()?.rsplit_once(':')?;
+    Some(tag).filter(|tag| !tag.is_empty())
+}
+
 /// `POST /snapshots`: a snapshot of an image.
 pub(super) async fn build(
     context: Context,
-    Json(request): Json<NewSnapshot>,
+    Json(mut request): Json<NewSnapshot>,
 ) -> Result<Response, ApiError> {
     request.check()?;
     let Some(image) = request.docker_image.clone() else {
         return Err(Invalid::new("docker_image", "missing").into());
     };
+    if request.tag.is_none() {
+        request.tag = image_tag(&image).map(str::to_owned);
+    }
     let config = request.run_config.clone();
+    if let Some(config) = &config {
+        config.check(image != HOST_IMAGE)?;
+    }
     let record = request.record(config.as_ref())?;
     let params = CatalogPutParams {
         name: record.name.clone(),
@@ -279,13 +297,14 @@ pub(super) async fn capture(
         let rule = "images inside a sandbox cannot be exported; omit it";
         return Err(Invalid::new("docker_image", rule).into());
     }
-    let info = boxes::find(&context, &name).await?;
+    let mut info = boxes::find(&context, &name).await?;
     // Boxes of the snapshot begin with the settings of this one.
-    let mut defaults = info.defaults.clone().unwrap_or_default();
     if let Some(config) = request.run_config.clone() {
-        config.apply(&mut defaults)?;
+        let change = config.into_change(&info)?;
+        let changed = info.defaults.take().unwrap_or_default().changed(change);
+        info.defaults = Some(changed.map_err(|error| named("run_config", &error))?);
     }
-    let config = RunConfig::of(&defaults);
+    let config = RunConfig::of(&info);
     let record = request.record(Some(&config))?;
     let mut params = BoxSnapshotParams::new(info.box_id, record.name.clone());
     params.tags = record.tags;
@@ -392,4 +411,24 @@ pub(super) async fn tags(
         .flat_map(|item| tags_of(item).map(|tag| json!({"tag": tag, "snapshot_id": item.id})));
     let body = json!({"name": asked, "tags": tags.collect::<Vec<_>>()});
     Ok(json_response(StatusCode::OK, &body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_may_have_a_tag() {
+        let digest = "a".repeat(64);
+        for (image, tag) in [
+            ("host", None),
+            ("python:3.12-slim", Some("3.12-slim")),
+            ("localhost:5000/none", None),
+            ("localhost:5000/team/none:1.2", Some("1.2")),
+            (&*format!("python@sha256:{digest}"), None),
+            (&*format!("python:3.12@sha256:{digest}"), Some("3.12")),
+        ] {
+            assert_eq!(image_tag(image), tag, "{image}");
+        }
+    }
 }

@@ -8,13 +8,21 @@ use box_protocol::{HOST_IMAGE, Invalid, SpecDraft, VolumeMount};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::box_request::{apply_base, check_cpus, millicores};
+use super::box_request::apply_base;
 use super::catalog::{change, delete_item, item, items, mebibytes_text, put, resolve, shown, with};
 use super::errors::ApiError;
+use super::sizes::{MAX_DISK_MB, MAX_MEMORY_MB, check_cpus, check_megabytes, millicores};
 use crate::http::body::Json;
 use crate::http::context::Context;
 use crate::http::quantity::{megabytes, quantity};
 use crate::http::refusal::json_response;
+
+/// The fields of the contract, and the members of a request that they come from.
+const FIELDS: [(&str, &str); 3] = [
+    ("cpus", "resources.cpu"),
+    ("memory_mb", "resources.memory"),
+    ("disk_mb", "resources.storage"),
+];
 
 /// The resources of a template that sets none.
 const CPU: &str = "500m";
@@ -68,9 +76,11 @@ impl NewTemplate {
         check_cpus("resources.cpu", spec.cpus)?;
         let memory = resources.memory.as_deref().unwrap_or(MEMORY);
         spec.memory_mb = Some(megabytes("resources.memory", memory)?);
+        check_megabytes("resources.memory", spec.memory_mb, MAX_MEMORY_MB)?;
         if let Some(storage) = &resources.storage {
             spec.disk_mb = Some(megabytes("resources.storage", storage)?);
         }
+        check_megabytes("resources.storage", spec.disk_mb, MAX_DISK_MB)?;
         Ok(spec)
     }
 
@@ -121,7 +131,8 @@ pub(super) async fn create(
     let mounts = request.mounts(&context).await?;
     spec.volumes = Some(mounts).filter(|mounts| !mounts.is_empty());
     let draft = ItemDraft::Template(Box::new(TemplateDraft { spec }));
-    let item = put(&context, request.name, draft).await?;
+    let created = put(&context, request.name, draft).await;
+    let item = created.map_err(|error| ApiError::from(error).with_fields(&FIELDS))?;
     let view = template_view(&context, &item).await;
     Ok(json_response(StatusCode::CREATED, &view))
 }
@@ -195,12 +206,19 @@ mod tests {
             (spec.cpus, spec.memory_mb, spec.disk_mb),
             (Some(0.5), Some(512), None)
         );
-        for cpu in ["lots", "100000"] {
+        for (resource, text) in [
+            ("cpu", "lots"),
+            ("cpu", "100000"),
+            ("cpu", "1m"),
+            ("memory", "99999Ti"),
+            ("storage", "99999Ti"),
+        ] {
             let wrong: NewTemplate = serde_json::from_value(json!({
-                "name": "t", "image": "host", "resources": {"cpu": cpu},
+                "name": "t", "image": "host", "resources": {resource: text},
             }))
             .unwrap();
-            assert_eq!(wrong.spec().unwrap_err().field(), "resources.cpu");
+            let refused = wrong.spec().unwrap_err();
+            assert_eq!(refused.field(), format!("resources.{resource}"));
         }
     }
 }

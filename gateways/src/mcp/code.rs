@@ -1,7 +1,7 @@
 //! The tool for code in interpreters that keep their state.
 
 use box_protocol::actions::{Language, OutputMode, ShellCreateParams, ShellRunParams};
-use box_protocol::{BoxError, ShellId};
+use box_protocol::{BoxError, RunError, ShellId};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -14,6 +14,9 @@ use super::session::Session;
 
 /// Replaces an image for which the answer has no room.
 const LEFT_OUT: &str = "[an image is left out: the images of an answer have at most 600 KiB; use a lower resolution, or show it alone]\n";
+
+/// The end of a part of a traceback that the interpreter has cut.
+const CUT: &str = " [truncated]";
 
 /// Returns the length of bytes in base64.
 fn base64_length(bytes: usize) -> usize {
@@ -41,7 +44,7 @@ pub(super) struct RunCodeArgs {
     r#box: Option<String>,
     /// Name of an interpreter of its own; one per language if absent.
     context: Option<String>,
-    /// Seconds to wait for the end, at most 600. Code that runs longer goes on in the background.
+    /// Seconds to wait for the end, at most 600. Code that runs longer continues in the background.
     #[serde(default = "default_wait")]
     wait_s: u64,
     /// Seconds after which the code is interrupted.
@@ -104,13 +107,7 @@ pub(super) async fn run_code(
         }
     }
     if let Some(error) = &followed.info.error {
-        let traceback = error.traceback.join("\n");
-        let has_message = traceback.contains(&error.value);
-        values.push_str(traceback.trim_end());
-        if !has_message || traceback.is_empty() {
-            values.extend(["\n", &error.name, ": ", &error.value]);
-        }
-        values.push('\n');
+        values.push_str(&missing(error, &followed.output.text()));
     }
     if values.len() > MAX_BYTES {
         values.truncate(values.floor_char_boundary(MAX_BYTES));
@@ -121,4 +118,48 @@ pub(super) async fn run_code(
         answer.add_image(kind, image);
     }
     Ok(answer)
+}
+
+/// Returns an error as text, or nothing if the output has it.
+fn missing(error: &RunError, output: &str) -> String {
+    let is_there = |part: &String| output.contains(part.strip_suffix(CUT).unwrap_or(part));
+    if !error.traceback.is_empty() && error.traceback.iter().all(is_there) {
+        return String::new();
+    }
+    let mut text = String::new();
+    for part in &error.traceback {
+        text.push_str(part);
+        // Parts of Python have line ends, those of JavaScript have none.
+        if !part.ends_with('\n') {
+            text.push('\n');
+        }
+    }
+    if text.is_empty() || !text.contains(&error.value) {
+        text.extend([error.name.as_str(), ": ", &error.value, "\n"]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_the_output_has_is_not_repeated() {
+        let error = |parts: &[&str]| RunError {
+            name: "E".to_owned(),
+            value: "why".to_owned(),
+            traceback: parts.iter().map(|part| (*part).to_owned()).collect(),
+        };
+        let python = error(&["Traceback:\n", "  File \"a\"\n    1/0\n", "E: why\n"]);
+        let whole = python.traceback.concat();
+        assert_eq!(missing(&python, &format!("mine\n{whole}")), "");
+        assert_eq!(missing(&python, "mine\n"), whole);
+        let cut = error(&["E: why and [truncated]"]);
+        assert_eq!(missing(&cut, "E: why and more\n"), "");
+        let javascript = error(&["E: why", "    at f"]);
+        assert_eq!(missing(&javascript, ""), "E: why\n    at f\n");
+        assert_eq!(missing(&error(&["F"]), ""), "F\nE: why\n");
+        assert_eq!(missing(&error(&[]), ""), "E: why\n");
+    }
 }

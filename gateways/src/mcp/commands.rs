@@ -53,7 +53,7 @@ pub(super) struct RunArgs {
     /// Environment variables.
     #[serde(default)]
     env: BTreeMap<String, String>,
-    /// Seconds to wait for the end, at most 600. A command that runs longer goes on in the background.
+    /// Seconds to wait for the end, at most 600. A command that runs longer continues in the background.
     #[serde(default = "default_wait")]
     wait_s: u64,
     /// Seconds after which the command is killed.
@@ -97,7 +97,7 @@ pub(super) struct CommandAnswer {
     /// The output after the bytes that were left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     tail: Option<String>,
-    /// The values that code showed, and its traceback.
+    /// The values that code showed, and its error if `output` does not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     values: Option<String>,
     /// Number of older bytes that the log no longer has.

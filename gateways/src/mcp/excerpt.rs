@@ -95,6 +95,12 @@ impl Collector {
         last_line(&self.tail.range(from..).copied().collect::<Vec<_>>())
     }
 
+    /// Returns the output so far, without the bytes in the middle if it is long.
+    pub(super) fn text(&self) -> String {
+        let (first, last) = self.tail.as_slices();
+        text(&[self.head.as_slice(), first, last].concat())
+    }
+
     /// Returns what a model gets. `next` is the position after the output, or `pos` if there is none.
     ///
     /// A character that is not complete yet is left to the next reading, unless the output has ended.

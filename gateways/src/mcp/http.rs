@@ -124,8 +124,8 @@ fn has_json(headers: &HeaderMap) -> bool {
 /// Returns the error for a body that is no JSON, or no message.
 fn no_message(body: &[u8]) -> Response {
     let (code, message) = match serde_json::from_slice::<IgnoredAny>(body) {
-        Err(error) => (-32700, format!("body: no JSON: {error}")),
-        Ok(_) => (-32600, "body: no JSON-RPC message of MCP".to_owned()),
+        Err(error) => (-32700, format!("body: not JSON: {error}")),
+        Ok(_) => (-32600, "body: not an MCP message".to_owned()),
     };
     let error = json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}});
     json_response(StatusCode::BAD_REQUEST, &error)

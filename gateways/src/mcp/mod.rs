@@ -5,8 +5,8 @@
 //! `box` uses the default box of the caller. So a restart of the server loses nothing.
 //!
 //! # Reading order
-//! - `session`: the caller and its default box. `server`: the protocol. `http`: its requests.
-//!   `running`: calls that another request cancels.
+//! - `session`: the caller and its default box. `server`: the protocol. `stdio` and `http`: its
+//!   transports. `running`: calls that another request cancels.
 //! - `box_tools`: the tools that act inside one box, for gateways with requests of their own.
 //! - `tools`: the list of tools. `schema`: the schemas of their arguments. `answer`: their results. `notes`: what a
 //!   call tells beside them. `errors`: errors in the words of the tools.
@@ -29,6 +29,7 @@ mod schema;
 mod search;
 mod server;
 mod session;
+mod stdio;
 mod tools;
 
 use box_protocol::GatewayName;

@@ -18,6 +18,7 @@ use super::answer::result_of;
 use super::follow::Progress;
 use super::running::RunningCall;
 use super::session::Session;
+use super::stdio::Stdio;
 use super::tools::{Entry, tools_of};
 use crate::target::DefaultBox;
 
@@ -25,7 +26,7 @@ use crate::target::DefaultBox;
 const INSTRUCTIONS: &str = "\
 Boxes are isolated Linux sandboxes. A call without `box` uses your default box, which the first call creates; its files stay \
 while you use it. Use run for shell commands, and run_code for Python or JavaScript with state. A command that takes longer than \
-wait_s goes on: continue it with read_output, and end it with stop. Output over 30,000 bytes is cut in the middle; read_output \
+wait_s keeps running: read on with read_output, and end it with stop. Output over 30,000 bytes is cut in the middle; read_output \
 reads the rest from the byte offset in the answer. Before a risky change, save a checkpoint; rollback restores it. fork copies a \
 box to try several ways. A box has no network unless the operator or create_box gives it one.";
 
@@ -117,7 +118,7 @@ impl ServerHandler for McpServer {
     }
 }
 
-/// Serves the parent process over standard input and output, until it closes the input.
+/// Serves the parent process over standard input and output, until it closes one of them.
 ///
 /// Calls without a box use the one with this spec; the first of them creates it.
 pub async fn serve_stdio(
@@ -151,7 +152,7 @@ pub async fn serve_stdio_for(
 async fn serve_parent(session: Session) -> Result<(), BoxError> {
     let server = McpServer::new(session, None);
     let failed = |error: String| BoxError::internal(format!("mcp: {error}"));
-    let running = match server.serve(rmcp::transport::stdio()).await {
+    let running = match server.serve(Stdio::new()).await {
         Ok(running) => running,
         Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
         Err(error) => return Err(failed(error.to_string())),

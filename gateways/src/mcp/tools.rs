@@ -95,9 +95,9 @@ pub(super) fn tools_of(session: &Session) -> impl Iterator<Item = &'static Entry
 static TOOLS: LazyLock<Vec<Entry>> = LazyLock::new(|| {
     tools! {
         commands::run(RunArgs) -> commands::CommandAnswer, Runs, "Run a command",
-            "Run a shell script in a box and return its output and exit code. A command that takes longer than wait_s goes on; read_output continues it. Long output is cut in the middle; the answer says how to read the rest.";
+            "Run a shell script in a box and return its output and exit code. A command that takes longer than wait_s keeps running; read_output returns the rest. Long output is cut in the middle; the answer says how to read the rest.";
         commands::read_output(ReadOutputArgs) -> commands::CommandAnswer, Reads, "Read output",
-            "Read more output of a command, from a byte offset that an earlier answer gave, or its tail. Also tells whether the command still runs.";
+            "Read more output of a command, from a byte offset that an earlier answer gave, or its tail. Also says whether the command still runs.";
         commands::send_input(SendInputArgs) -> commands::CommandAnswer, Runs, "Send input",
             "Write text to the stdin of a running command that was started with input, and return what it prints at once.";
         commands::stop(StopArgs) -> commands::CommandAnswer, Changes, "Stop a command",

@@ -234,20 +234,32 @@ pub(super) async fn run(
         let id = ShellId::new(default_context(name))?;
         open(&context, box_id, id, name, None).await?
     };
+    let id = CommandId::fresh();
     let params = ShellRunParams {
+        command_id: Some(id.clone()),
         attach: Some(AttachOptions::default()),
-        ..ShellRunParams::new(info.box_id, info.shell_id.clone(), request.code)
+        ..ShellRunParams::new(info.box_id.clone(), info.shell_id.clone(), request.code)
     };
+    let running = context.clone();
     let call = StreamedCall::new(|chunks| async move {
-        let runtime = context.runtime();
+        let runtime = running.runtime();
         runtime
-            .run_in_shell(&context.caller, params, Some(chunks))
+            .run_in_shell(&running.caller, params, Some(chunks))
             .await
     });
     let call = call.begun().await;
     let call = call.map_err(|error| in_shell(info.shell_id.as_str(), error))?;
-    let count = info.executions + 1;
-    Ok(Events::new(Output::Pieces, Some(count)).response(call))
+    let count = count(&context, info, &id).await;
+    Ok(Events::new(Output::Pieces, count).response(call))
+}
+
+/// Returns the number of a run that has begun. Runs that waited before it count, too.
+async fn count(context: &Context, info: ShellInfo, run: &CommandId) -> Option<u64> {
+    let found = contexts(context, info.box_id, Some(info.shell_id)).await;
+    let info = found.ok()?.pop()?;
+    // A short run may have ended already, and the next one begun.
+    let is_next = info.current.is_some_and(|current| current != *run);
+    Some(info.executions.saturating_sub(u64::from(is_next)))
 }
 
 /// Interrupts an execution, or the current one of a context.

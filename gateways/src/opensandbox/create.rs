@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use box_protocol::actions::{CatalogGetParams, CatalogPutParams};
+use box_protocol::actions::{CatalogDeleteParams, CatalogGetParams, CatalogPutParams};
 use box_protocol::catalog::{CatalogKind, DEFAULT_VOLUME_MB, ItemDraft, VolumeDraft};
 use box_protocol::{
-    BoxId, BoxMountSpec, Code, Defaults, Env, HOST_IMAGE, HostPathMode, Invalid, ItemRef, Lifetime,
-    Main, Name, Network, Note, Prepare, Program, SpecDraft, UnixMs, VolumeMount,
+    BoxId, BoxMountSpec, Code, Defaults, Env, HOST_IMAGE, HostPathMode, Invalid, ItemId, ItemRef,
+    Lifetime, Main, Name, Network, Note, Prepare, Program, SpecDraft, UnixMs, VolumeMount,
 };
 
 use super::error::Error;
@@ -18,7 +18,7 @@ use crate::http::body::Json;
 use crate::http::context::Context;
 use crate::http::creation::Creation;
 use crate::http::preset::Preset;
-use crate::http::quantity::{megabytes, quantity};
+use crate::http::quantity::{megabytes, quantity, quantity_or_zero};
 use crate::http::refusal::json_response;
 
 /// The file of variables that `set_env` of the clients appends to.
@@ -51,10 +51,17 @@ pub(super) async fn create(
 ) -> Result<Response, Error> {
     let id = BoxId::fresh();
     let mut spec = spec(&id, &request)?;
-    let volumes = volumes(&context, &request.volumes).await?;
+    let volumes = volumes(&request.volumes)?;
     spec.volumes = (!volumes.is_empty()).then_some(volumes);
-    let mut creation = Creation::start(context, GATEWAY, id, spec);
-    let info = creation.ready_or_visible(PATIENCE).await?;
+    let made = make_volumes(&context, &request.volumes).await?;
+    let mut creation = Creation::start(context.clone(), GATEWAY, id, spec);
+    let info = match creation.ready_or_visible(PATIENCE).await {
+        Ok(info) => info,
+        Err(error) => {
+            delete_volumes(&context, made).await;
+            return Err(error.into());
+        }
+    };
     creation.answered();
     let sandbox = model::sandbox(&info);
     Ok(json_response(StatusCode::ACCEPTED, &sandbox))
@@ -169,7 +176,7 @@ fn refuse_unserved(request: &CreateRequest) -> Result<(), Error> {
     ] {
         for (name, value) in resources {
             let is_gpu = name == "gpu" || name.ends_with("/gpu");
-            if is_gpu && quantity(field, value)? > 0.0 {
+            if is_gpu && quantity_or_zero(field, value)? > 0.0 {
                 return unsupported(&format!("{field}.{name}: this server has no GPUs"));
             }
         }
@@ -238,8 +245,8 @@ fn is_inside(path: &str) -> bool {
             .all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
-/// Returns the mounts of named volumes, which it creates if they may be created.
-async fn volumes(context: &Context, volumes: &[Volume]) -> Result<Vec<VolumeMount>, Error> {
+/// Returns the mounts of named volumes.
+fn volumes(volumes: &[Volume]) -> Result<Vec<VolumeMount>, Error> {
     let mut mounts = Vec::new();
     for volume in volumes {
         let sources = [
@@ -260,7 +267,6 @@ async fn volumes(context: &Context, volumes: &[Volume]) -> Result<Vec<VolumeMoun
                 "volumes.pvc.deleteOnSandboxTermination: not served; delete the volume yourself";
             return Err(Error::unsupported(message));
         }
-        ensure_volume(context, claim).await?;
         let mut mount = VolumeMount::new(ItemRef::new(&claim.volume)?, &volume.mount_path)?;
         mount.ro = volume.read_only;
         if let Some(below) = &volume.sub_path {
@@ -275,14 +281,39 @@ async fn volumes(context: &Context, volumes: &[Volume]) -> Result<Vec<VolumeMoun
     Ok(mounts)
 }
 
-async fn ensure_volume(context: &Context, claim: &Claim) -> Result<(), Error> {
-    let (runtime, caller) = (context.runtime(), &context.caller);
+/// Creates the volumes that are missing and may be created; returns their ids.
+async fn make_volumes(context: &Context, volumes: &[Volume]) -> Result<Vec<ItemId>, Error> {
+    // A request for a volume that cannot be had creates no other one.
+    let mut missing = Vec::new();
+    for claim in volumes.iter().filter_map(|volume| volume.pvc.as_ref()) {
+        missing.extend(missing_volume(context, claim).await?);
+    }
+    let mut made = Vec::new();
+    for params in missing {
+        match context.runtime().put_item(&context.caller, params).await {
+            Ok(item) => made.push(item.id),
+            // Another request may have created it.
+            Err(error) if error.code() == Code::Conflict => {}
+            Err(error) => {
+                delete_volumes(context, made).await;
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(made)
+}
+
+/// Returns how to create the volume of a claim; `None` if it exists.
+async fn missing_volume(
+    context: &Context,
+    claim: &Claim,
+) -> Result<Option<CatalogPutParams>, Error> {
     let known = CatalogGetParams {
         kind: CatalogKind::Volume,
         item: ItemRef::new(&claim.volume)?,
     };
-    match runtime.item(caller, known).await {
-        Ok(_) => return Ok(()),
+    match context.runtime().item(&context.caller, known).await {
+        Ok(_) => return Ok(None),
         Err(error) if error.code() == Code::NotFound && claim.create_if_not_exists => {}
         Err(error) => return Err(error.into()),
     }
@@ -292,10 +323,43 @@ async fn ensure_volume(context: &Context, claim: &Claim) -> Result<(), Error> {
         size_mb: size.transpose()?.unwrap_or(DEFAULT_VOLUME_MB),
         shared: true,
     });
-    let params = CatalogPutParams::new(Name::new(&claim.volume)?, draft);
-    match runtime.put_item(caller, params).await {
-        // Another request may have created it.
-        Err(error) if error.code() != Code::Conflict => Err(error.into()),
-        _ => Ok(()),
+    let name = Name::new(&claim.volume)?;
+    Ok(Some(CatalogPutParams::new(name, draft)))
+}
+
+/// Deletes the volumes of a sandbox that was not created. One that another sandbox uses stays.
+async fn delete_volumes(context: &Context, volumes: Vec<ItemId>) {
+    for id in volumes {
+        let Ok(item) = ItemRef::new(&id) else {
+            continue;
+        };
+        let params = CatalogDeleteParams {
+            kind: CatalogKind::Volume,
+            item,
+        };
+        let deleted = context.runtime().delete_item(&context.caller, params).await;
+        if let Err(error) = deleted {
+            tracing::debug!(%error, "a new volume of a refused sandbox stays");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_request_for_no_gpus_is_served() {
+        let refused = |resource: &str, amount: &str| {
+            let body = json!({"image": {"uri": HOST_IMAGE}, "resourceLimits": {resource: amount}});
+            let request: CreateRequest = serde_json::from_value(body).unwrap();
+            refuse_unserved(&request).is_err()
+        };
+        for resource in ["gpu", "nvidia.com/gpu"] {
+            assert!(!refused(resource, "0"));
+            assert!(refused(resource, "1") && refused(resource, "all"));
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use axum::http::StatusCode;
 use axum::response::Response;
 use box_protocol::actions::{BoxEvent, BoxEventsParams, CommandListParams, ReadFrom};
-use box_protocol::{BoxId, Role};
+use box_protocol::{BoxId, BoxInfo, BoxState, Role};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -31,7 +31,7 @@ pub(super) async fn get(
 ) -> Result<Response, Error> {
     let info = find(&context, &id).await?;
     let (text, truncated) = match kind.as_str() {
-        "logs" => log(&context, &info.box_id).await?,
+        "logs" => log(&context, &info).await?,
         "events" => (events(&context, &info.box_id).await?, false),
         "inspect" | "summary" => {
             let sandbox = model::sandbox(&info);
@@ -60,11 +60,16 @@ pub(super) async fn get(
     Ok(json_response(StatusCode::OK, &answer))
 }
 
-/// Returns the end of the output of the main command, and whether it is cut.
-async fn log(context: &Context, id: &BoxId) -> Result<(String, bool), Error> {
+/// Returns the end of the output of the main command, and whether it is cut; the reason if the sandbox has failed.
+async fn log(context: &Context, info: &BoxInfo) -> Result<(String, bool), Error> {
+    // Before the start ends, a call about commands waits for it.
+    if matches!(info.state, BoxState::Starting | BoxState::Failed) {
+        let reason = info.reason.as_ref().map(|reason| format!("{reason}\n"));
+        return Ok((reason.unwrap_or_default(), false));
+    }
     let params = CommandListParams {
         role: Some(Role::Main),
-        ..CommandListParams::new(id.clone())
+        ..CommandListParams::new(info.box_id.clone())
     };
     let mut listed = context
         .runtime()

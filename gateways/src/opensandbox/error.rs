@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::http::header::{HeaderValue, RETRY_AFTER};
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
-use box_protocol::error::{Detail, Subject};
+use box_protocol::error::{Detail, Ended, Subject};
 use box_protocol::{BoxError, Code, Invalid};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -173,6 +173,10 @@ impl From<BoxError> for Error {
             Code::Capacity if subject != Subject::Disk && detail.errno.is_none() => {
                 (StatusCode::TOO_MANY_REQUESTS, "CAPACITY_EXCEEDED")
             }
+            // Clients repeat what answers 503, but this box stays as it is.
+            Code::Unavailable if detail.ended.is_some_and(|why| why != Ended::Shutdown) => {
+                (StatusCode::CONFLICT, "CONFLICT")
+            }
             _ => (status_of(&error), "RUNTIME_ERROR"),
         };
         Self::new(status, code, error.message())
@@ -210,11 +214,14 @@ impl IntoResponse for Error {
 
 #[cfg(test)]
 mod tests {
+    use box_protocol::error::with_end;
+
     use super::*;
 
     #[test]
     fn errors_have_the_codes_of_the_protocol() {
         let about = |subject| BoxError::not_found("x").with_detail(&Detail::about(subject));
+        let ended = |why| with_end(BoxError::unavailable("x"), why);
         for (error, status, code) in [
             (BoxError::not_found("x"), 404, "DOCKER::SANDBOX_NOT_FOUND"),
             (about(Subject::File), 404, "FILE_NOT_FOUND"),
@@ -225,6 +232,9 @@ mod tests {
             (BoxError::unsupported("x"), 501, "NOT_SUPPORTED"),
             (BoxError::capacity("x"), 429, "CAPACITY_EXCEEDED"),
             (BoxError::internal("x"), 500, "RUNTIME_ERROR"),
+            (BoxError::unavailable("x"), 503, "RUNTIME_ERROR"),
+            (ended(Ended::Failed), 409, "CONFLICT"),
+            (ended(Ended::Shutdown), 503, "RUNTIME_ERROR"),
         ] {
             let error = Error::from(error);
             assert_eq!((error.status.as_u16(), error.code), (status, code));

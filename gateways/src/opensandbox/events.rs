@@ -27,6 +27,12 @@ const MAX_LINE_BYTES: usize = 16 * 1024 * 1024;
 /// How the traceback of a Python kernel begins.
 const TRACEBACK: &str = "Traceback (most recent call last):\n";
 
+/// What precedes the traceback of a group of errors.
+const GROUP: &str = "  + Exception Group ";
+
+/// How a syntax error of the run itself begins, which has no traceback.
+const SYNTAX_ERROR: &str = "  File \"<run ";
+
 /// How a line ends that the agent has cut.
 const CUT: &str = " [truncated]";
 
@@ -183,7 +189,7 @@ impl Events {
         if self.output == Output::Pieces {
             let begin = match stream {
                 StreamName::Stderr if !self.held.is_empty() => Some(0),
-                StreamName::Stderr => text.find(TRACEBACK),
+                StreamName::Stderr => error_in(text),
                 StreamName::Stdout => None,
             };
             let (shown, held) = text.split_at(begin.unwrap_or(text.len()));
@@ -262,6 +268,18 @@ impl Events {
         }
         error_event("CommandExecError", &code.to_string(), &[reason(&exit)])
     }
+}
+
+/// Returns where the text of an error may begin in a piece of output.
+///
+/// The program may have left its last line without an end, except before a syntax error: nothing has run by then.
+fn error_in(piece: &str) -> Option<usize> {
+    let group = |at: usize| piece[..at].strip_suffix(GROUP).map_or(at, str::len);
+    let traceback = piece.find(TRACEBACK).map(group);
+    let starts_line = |at: &usize| *at == 0 || piece[..*at].ends_with('\n');
+    let mut syntax_errors = piece.match_indices(SYNTAX_ERROR).map(|(at, _)| at);
+    let syntax_error = syntax_errors.find(starts_line);
+    traceback.into_iter().chain(syntax_error).min()
 }
 
 /// Returns where the traceback of an error begins in the output before it; the end if it is not there.
@@ -412,5 +430,60 @@ mod tests {
         assert_eq!(traceback_in(&text, &cut), 0);
         assert_eq!(traceback_in(&format!("mine\n{text}"), &lines), 5);
         assert_eq!(traceback_in("other\n", &lines), 6);
+    }
+
+    #[test]
+    fn the_text_of_every_error_is_kept_back() {
+        let group = concat!(
+            "  + Exception Group Traceback (most recent call last):\n",
+            "  |   File \"<run 1>\", line 1, in <module>\n",
+            "  |     raise ExceptionGroup(\"g\", [ValueError(1)])\n",
+            "  | ExceptionGroup: g (1 sub-exception)\n",
+            "  +-+---------------- 1 ----------------\n",
+            "    | ValueError: 1\n",
+            "    +------------------------------------\n",
+        );
+        let syntax = concat!(
+            "  File \"<run 1>\", line 1\n",
+            "    x = = 1\n",
+            "        ^\n",
+            "SyntaxError: invalid syntax\n",
+        );
+        let tabs = concat!(
+            "  File \"<run 1>\", line 3\n",
+            "    \ty\n",
+            "    ^\n",
+            "TabError: inconsistent use of tabs and spaces in indentation\n",
+        );
+        let plain = concat!(
+            "Traceback (most recent call last):\n",
+            "  File \"<run 1>\", line 1, in <module>\n",
+            "    1/0\n",
+            "    ~^~\n",
+            "ZeroDivisionError: division by zero\n",
+        );
+        let cases = [
+            ("", group),
+            ("mine\n", group),
+            ("mine", group),
+            ("", syntax),
+            ("mine\n", syntax),
+            ("", tabs),
+            ("", plain),
+            ("mine", plain),
+            ("see  File \"<run 1>\"\n", ""),
+            ("  + Exception Group of mine\n", ""),
+        ];
+        for (mine, error) in cases {
+            let mut events = Events::new(Output::Pieces, None);
+            let text = format!("{mine}{error}");
+            let frame = events.frame(piece(StreamName::Stderr, 0, &text));
+            assert_eq!(events.held, error, "{text}");
+            let event: Option<Value> = serde_json::from_slice(&frame).ok();
+            let shown = event.map_or(Value::from(""), |event| event["text"].clone());
+            assert_eq!(shown, mine, "{text}");
+            let lines: Vec<_> = error.split_inclusive('\n').map(str::to_owned).collect();
+            assert_eq!(traceback_in(&events.held, &lines), 0, "{text}");
+        }
     }
 }

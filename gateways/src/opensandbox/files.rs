@@ -65,23 +65,32 @@ pub(super) fn mode(digits: Option<u32>) -> Result<Option<u32>, Error> {
     Ok(Some(bits))
 }
 
-/// Returns the attributes of paths, without following links, or the error of the first that has one.
+/// Returns the attributes of each path, without following links, or its error.
+async fn outcomes(
+    context: &Context,
+    box_id: BoxId,
+    user: Option<String>,
+    paths: Vec<String>,
+) -> Result<BTreeMap<String, FileOutcome>, Error> {
+    let params = FileStatParams {
+        user,
+        expand: true,
+        ..FileStatParams::new(box_id, paths)
+    };
+    let runtime = context.runtime();
+    let found = runtime.forward::<FileStat>(&context.caller, &params).await;
+    Ok(found.map_err(refused)?.paths)
+}
+
+/// Returns the attributes of paths, or the error of the first that has one.
 async fn stat(
     context: &Context,
     box_id: BoxId,
     user: Option<String>,
     paths: Vec<String>,
 ) -> Result<BTreeMap<String, FileStatInfo>, Error> {
-    let params = FileStatParams {
-        user: user.clone(),
-        expand: true,
-        ..FileStatParams::new(box_id, paths)
-    };
-    let runtime = context.runtime();
-    let found = runtime.forward::<FileStat>(&context.caller, &params).await;
-    let found = found.map_err(refused)?;
     let mut stats = BTreeMap::new();
-    for (path, outcome) in found.paths {
+    for (path, outcome) in outcomes(context, box_id, user, paths).await? {
         match outcome {
             FileOutcome::Stat(stat) => {
                 stats.insert(path, stat);
@@ -150,13 +159,22 @@ async fn remove(
     params: &Params,
     recursive: bool,
 ) -> Result<StatusCode, Error> {
-    let user = user_of(path)?;
+    let (user, paths) = (user_of(path)?, paths_of(params)?);
+    if !recursive {
+        // The runtime removes an empty directory as well.
+        let found = outcomes(&context, box_id.clone(), user.clone(), paths.clone()).await?;
+        for (path, outcome) in found {
+            if matches!(outcome, FileOutcome::Stat(stat) if stat.kind == FileKind::Directory) {
+                return Err(Error::runtime(format!("{path}: is a directory")));
+            }
+        }
+    }
     let params = FileRemoveParams {
-        user: user.clone(),
+        user,
         expand: true,
         recursive,
         missing_ok: true,
-        ..FileRemoveParams::new(box_id, paths_of(params)?)
+        ..FileRemoveParams::new(box_id, paths)
     };
     let runtime = context.runtime();
     let removed = runtime

@@ -73,7 +73,7 @@ pub(super) fn paged<T>(params: &Params, items: Vec<T>) -> Result<Page<T>, Error>
         return Err(Error::invalid("page: must be a positive number"));
     }
     if !(1..=MAX_PAGE_SIZE).contains(&size) {
-        let message = format!("pageSize: must be within 1 and {MAX_PAGE_SIZE}, not {size}");
+        let message = format!("pageSize: must be between 1 and {MAX_PAGE_SIZE}, not {size}");
         return Err(Error::invalid(message));
     }
     Ok(Page::of(items, number, size))

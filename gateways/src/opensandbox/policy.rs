@@ -11,6 +11,7 @@ use axum::response::Response;
 use axum::routing::{any, get as get_route};
 use box_protocol::actions::BoxUpdateParams;
 use box_protocol::{BoxId, BoxInfo, Network, NetworkDefault, NetworkPolicy, NetworkRule};
+use box_rpc::Turn;
 use serde_json::{Value, json};
 
 use super::GATEWAY;
@@ -218,9 +219,20 @@ async fn answer(context: &Context, id: &BoxId) -> Result<Response, Error> {
     Ok(json_response(StatusCode::OK, &policy_json(&info)))
 }
 
+/// Waits for the turn of a request that changes the policy: no other one changes it after this one has read it.
+async fn turn(context: &Context, id: &BoxId) -> Result<Turn<String>, Error> {
+    Ok(context.turn(id, "policy").await?)
+}
+
 async fn set(context: &Context, id: BoxId, policy: &Policy) -> Result<Response, Error> {
+    let policy = from_request(policy)?;
+    let _turn = turn(context, &id).await?;
+    store(context, id, policy).await
+}
+
+async fn store(context: &Context, id: BoxId, policy: NetworkPolicy) -> Result<Response, Error> {
     let params = BoxUpdateParams {
-        network_policy: Some(from_request(policy)?),
+        network_policy: Some(policy),
         ..BoxUpdateParams::of(id)
     };
     let info = context.update(&GATEWAY, params).await?;
@@ -229,6 +241,7 @@ async fn set(context: &Context, id: BoxId, policy: &Policy) -> Result<Response, 
 
 /// Puts rules before the others; they replace those of the same target.
 async fn merge(context: &Context, id: BoxId, mut rules: Vec<Rule>) -> Result<Response, Error> {
+    let _turn = turn(context, &id).await?;
     let mut policy = to_response(&context.get(&id).await?);
     let mut seen: Vec<NetworkRule> = Vec::new();
     let mut merged = Vec::new();
@@ -241,11 +254,12 @@ async fn merge(context: &Context, id: BoxId, mut rules: Vec<Rule>) -> Result<Res
         }
     }
     policy.egress = Some(merged);
-    set(context, id, &policy).await
+    store(context, id, from_request(&policy)?).await
 }
 
 /// Removes the rules of targets.
 async fn remove(context: &Context, id: BoxId, targets: &[String]) -> Result<Response, Error> {
+    let _turn = turn(context, &id).await?;
     let mut policy = to_response(&context.get(&id).await?);
     // No rule has an invalid target.
     let targets = targets.iter().filter_map(|target| parsed(target).ok());
@@ -253,7 +267,7 @@ async fn remove(context: &Context, id: BoxId, targets: &[String]) -> Result<Resp
     if let Some(rules) = &mut policy.egress {
         rules.retain(|rule| parsed(&rule.target).is_ok_and(|rule| !targets.contains(&rule)));
     }
-    set(context, id, &policy).await
+    store(context, id, from_request(&policy)?).await
 }
 
 pub(super) async fn get(context: Context, InPath(id): InPath<String>) -> Result<Response, Error> {

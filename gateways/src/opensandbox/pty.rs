@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::command::{LastId, directory, find, refused};
+use super::command::{LastId, expanded, find, refused};
 use super::error::Error;
 use crate::http::body::{OptionalJson, Params};
 use crate::http::context::{Context, InBox};
@@ -65,9 +65,14 @@ pub(super) async fn create(
 ) -> Result<Response, Error> {
     let command = request.command.filter(|command| !command.trim().is_empty());
     let text = command.unwrap_or_else(|| SHELL.to_owned());
+    // The command starts later, so its start cannot refuse the directory now.
+    let cwd = match request.cwd.as_deref().filter(|cwd| !cwd.is_empty()) {
+        Some(cwd) => Some(expanded(&context, &box_id, cwd).await?),
+        None => None,
+    };
     let params = CommandStartParams {
         command_id: Some(CommandId::fresh()),
-        cwd: directory(&context, &box_id, request.cwd.as_deref()).await?,
+        cwd,
         hold: true,
         ..CommandStartParams::new(box_id, Program::text(text)?)
     };
@@ -152,6 +157,8 @@ pub(super) async fn socket(
     params: Params,
     upgrade: Result<Upgrade, Refusal>,
 ) -> Result<Response, Error> {
+    // Of two first clients, one starts the terminal.
+    let _turn = context.turn(&in_box.0, &format!("pty {id}")).await?;
     let (mut info, mut pty) = terminal(&context, in_box, &id).await?;
     let upgrade = upgrade.map_err(|_| {
         let message = "this path requires a websocket upgrade, version 13";
@@ -160,12 +167,7 @@ pub(super) async fn socket(
     let takeover = params.flag("takeover")?;
     let since: Option<u64> = params.parsed("since", "must be an offset in bytes")?;
     if info.attached && !takeover {
-        let message = format!("another client is connected to pty session {id}");
-        return Err(Error::new(
-            StatusCode::CONFLICT,
-            "ALREADY_CONNECTED",
-            message,
-        ));
+        return Err(already_connected(&id));
     }
     if info.state == CommandState::Held {
         // The client chooses between a terminal and pipes when it starts the shell.
@@ -178,19 +180,66 @@ pub(super) async fn socket(
         };
         info = start(&context, params, pty).await?;
     }
-    let terminal = Terminal {
-        end: info.size.sum(),
-        since: since.unwrap_or(0).min(info.size.sum()),
-        exclusive: if takeover {
-            Exclusive::Take
+    let end = info.size.sum();
+    let since = since.unwrap_or(0).min(end);
+    let exclusive = if takeover {
+        Exclusive::Take
+    } else {
+        Exclusive::Refuse
+    };
+    let output = attach(&context, &info, since, exclusive);
+    // The next client finds this one attached, also if the terminal has no output yet.
+    let output = output.begun_within(attached(&context, &info)).await;
+    let output = output.map_err(|error| {
+        if error.message().starts_with("exclusive:") {
+            already_connected(&id)
         } else {
-            Exclusive::Refuse
-        },
+            error.into()
+        }
+    })?;
+    let terminal = Terminal {
+        end,
+        since,
         context: context.clone(),
         info,
         pty,
     };
-    Ok(upgrade.serve(context, |socket| terminal.run(socket)))
+    Ok(upgrade.serve(context, |socket| terminal.run(socket, output)))
+}
+
+fn already_connected(id: &str) -> Error {
+    let message = format!("another client is connected to pty session {id}");
+    Error::new(StatusCode::CONFLICT, "ALREADY_CONNECTED", message)
+}
+
+/// The call that reads the output of a terminal.
+type Output = StreamedCall<CommandChunk, CommandAttachResult>;
+
+/// Reads the output of a terminal from an offset, as its only client.
+fn attach(context: &Context, info: &CommandInfo, since: u64, exclusive: Exclusive) -> Output {
+    let params = CommandAttachParams {
+        from: ReadFrom::Pos(since),
+        view: View::Bytes,
+        exclusive: Some(exclusive),
+        ..CommandAttachParams::new(info.box_id.clone(), info.command_id.clone())
+    };
+    let context = context.clone();
+    StreamedCall::new(|chunks| async move {
+        let runtime = context.runtime();
+        runtime
+            .attach_command(&context.caller, params, chunks)
+            .await
+    })
+}
+
+/// Waits until a terminal has a client, or is gone.
+async fn attached(context: &Context, info: &CommandInfo) {
+    let id = info.command_id.as_str();
+    while let Ok(found) = find(context, info.box_id.clone(), id).await {
+        if found.attached {
+            return;
+        }
+    }
 }
 
 /// A terminal that a client attaches to.
@@ -202,7 +251,6 @@ struct Terminal {
     since: u64,
     /// The end of the output that the client has missed.
     end: u64,
-    exclusive: Exclusive,
 }
 
 /// A message of a client.
@@ -221,7 +269,7 @@ struct ClientFrame {
 
 impl Terminal {
     /// Sends the output, and acts on the messages of the client, until one of them ends.
-    async fn run(self, socket: Socket) {
+    async fn run(self, socket: Socket, output: Output) {
         let (sender, mut receiver) = socket.split();
         let key = CommandKey {
             box_id: self.info.box_id.clone(),
@@ -229,7 +277,7 @@ impl Terminal {
         };
         let (mut input, failures) = InputWriter::new(self.context.clone(), key);
         let closed = tokio::select! {
-            closed = self.send_output(&sender) => closed,
+            closed = self.send_output(output, &sender) => closed,
             closed = self.listen(&mut receiver, &sender, &mut input) => closed,
             () = report(failures, &sender) => None,
         };
@@ -239,21 +287,11 @@ impl Terminal {
     }
 
     /// Sends the output; returns the close status, or `None` if the client has left.
-    async fn send_output(&self, socket: &SocketSender) -> Option<(u16, &'static str)> {
-        let params = CommandAttachParams {
-            from: ReadFrom::Pos(self.since),
-            view: View::Bytes,
-            exclusive: Some(self.exclusive),
-            ..CommandAttachParams::new(self.info.box_id.clone(), self.info.command_id.clone())
-        };
-        let context = self.context.clone();
-        let mut output =
-            StreamedCall::<CommandChunk, CommandAttachResult>::new(|chunks| async move {
-                let runtime = context.runtime();
-                runtime
-                    .attach_command(&context.caller, params, chunks)
-                    .await
-            });
+    async fn send_output(
+        &self,
+        mut output: Output,
+        socket: &SocketSender,
+    ) -> Option<(u16, &'static str)> {
         let mut connected = self.since >= self.end;
         if connected && !self.connect(socket).await {
             return None;

@@ -26,6 +26,15 @@ def test_a_session_keeps_only_its_directory(client):
     assert refused.value.status_code == 404
 
 
+def test_a_directory_of_a_command_is_that_of_later_ones(client):
+    client.bash.create_session(session_id="b")
+    assert client.bash.exec(command="pwd; cd /", session_id="b", exec_dir="/tmp").data.stdout == "/tmp\n"
+    assert client.bash.exec(command="pwd", session_id="b").data.stdout == "/tmp\n"
+    assert [entry.working_dir for entry in client.bash.sessions().data] == ["/tmp"]
+    unnamed = client.bash.exec(command="true", exec_dir="/usr").data.session_id
+    assert client.bash.exec(command="pwd", session_id=unnamed).data.stdout == "/usr\n"
+
+
 def test_output_is_read_by_offsets(client):
     client.bash.create_session(session_id="b")
     command = "echo one; read x; echo $x; echo problem >&2; read y"
@@ -66,6 +75,14 @@ def test_limits_of_time_and_output(client):
     command = "head -c 100000 /dev/zero | tr '\\0' x"
     assert len(client.bash.exec(command=command).data.stdout) <= 50000
     assert len(client.bash.exec(command=command, max_output_length=0).data.stdout) == 100000
+
+
+@pytest.mark.parametrize(("limit", "status"), [("timeout", "pending"), ("hard_timeout", "timed_out")])
+def test_the_limits_of_a_command_count_while_its_session_is_busy(sandbox, limit, status):
+    sandbox.bash.create_session(session_id="busy")
+    sandbox.bash.exec(command="sleep 600", session_id="busy", async_mode=True)
+    late = sandbox.bash.exec(command="echo late", session_id="busy", **{limit: 1}).data
+    assert (late.status, late.stdout) == (status, "")
 
 
 def test_a_child_that_holds_stdout_does_not_block(client):

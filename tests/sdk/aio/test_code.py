@@ -171,6 +171,12 @@ def test_a_run_of_code_leaves_no_interpreter(sandbox, box_url):
     assert sandbox.shell.list_sessions().data.sessions == {}
 
 
+def test_the_address_of_a_terminal_starts_no_shell(sandbox):
+    addresses = {sandbox.shell.get_terminal_url().data for _ in range(3)}
+    assert len(addresses) == 3
+    assert "bash -i" not in run(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").output
+
+
 def test_a_terminal_is_a_websocket(sandbox):
     url = sandbox.shell.get_terminal_url().data
 

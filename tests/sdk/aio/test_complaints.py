@@ -71,11 +71,28 @@ def test_a_session_that_the_client_uses_by_its_id_is_not_evicted(sandbox):
         run(sandbox, "true")
         if number < 12:
             sandbox.jupyter.execute_code(code="1")
-    eventually(lambda: len(sandbox.shell.list_sessions().data.sessions) <= 3 + 9)
+    eventually(lambda: len(sandbox.shell.list_sessions().data.sessions) <= 3 + 5)
     for session, text in [(twice, "twice"), (asked, "asked"), (updated, "updated")]:
         assert run(sandbox, "echo $x", id=session).output == f"{text}\n"
     again = sandbox.code.execute_code(language="python", code="print(x)", session_id=stateful).data
     assert again.stdout == "5\n"
+
+
+def test_a_session_that_the_client_only_watches_by_its_id_is_not_evicted(sandbox):
+    watched = run(sandbox, "echo watched", async_mode=True).session_id
+    assert sandbox.shell.wait_for_process(id=watched, seconds=120).data.status == "completed"
+    viewed = run(sandbox, "echo viewed").session_id
+    sandbox.shell.view(id=viewed)
+    read = sandbox.bash.exec(command="echo read", async_mode=True).data.session_id
+    eventually(lambda: sandbox.bash.output(session_id=read).data.stdout == "read\n")
+    for _ in range(24):
+        run(sandbox, "true")
+        sandbox.bash.exec(command="true")
+    eventually(lambda: len(sandbox.shell.list_sessions().data.sessions) <= 2 + 5)
+    eventually(lambda: len(sandbox.bash.sessions().data) <= 1 + 5)
+    assert sandbox.shell.view(id=watched).data.output == "watched\n"
+    assert sandbox.shell.view(id=viewed).data.output == "viewed\n"
+    assert sandbox.bash.output(session_id=read).data.stdout == "read\n"
 
 
 def test_unnamed_calls_leave_few_sessions_and_evict_no_named_one(sandbox):
@@ -83,7 +100,7 @@ def test_unnamed_calls_leave_few_sessions_and_evict_no_named_one(sandbox):
     run(sandbox, "x=kept", id="named")
     for _ in range(40):
         run(sandbox, "true")
-    eventually(lambda: len(sandbox.shell.list_sessions().data.sessions) <= 10)
+    eventually(lambda: len(sandbox.shell.list_sessions().data.sessions) <= 1 + 5)
     assert run(sandbox, "echo $x", id="named").output == "kept\n"
 
 
@@ -91,7 +108,7 @@ def test_a_server_in_the_background_outlives_the_calls_after_it(sandbox):
     run(sandbox, "sleep 602.5 > /dev/null 2>&1 & setsid sleep 602.6 &")
     for _ in range(20):
         run(sandbox, "true")
-    eventually(lambda: len(sandbox.shell.list_sessions().data.sessions) <= 9)
+    eventually(lambda: len(sandbox.shell.list_sessions().data.sessions) <= 5)
     found = run(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").output
     assert "602.5" in found and "602.6" in found
 

@@ -197,6 +197,19 @@ def test_the_editor_views_creates_replaces_and_inserts(client):
     assert refused(lambda: edit("undo_edit")) == 501
 
 
+def test_the_editor_changes_a_long_file(sandbox):
+    run(sandbox, f"seq -f '%015.0f' 800000 > {HOME}/long")
+
+    def edit(old, new, **options):
+        path = f"{HOME}/long"
+        return sandbox.file.str_replace_editor(command="str_replace", path=path, old_str=old, new_str=new, **options).data
+
+    assert edit("000000000400001\n", "unique\n").new_content.count("unique") == 1
+    last = edit("0000", "last", replace_mode="LAST")
+    assert last.new_content.endswith("\n00000000080last\n") and last.new_content.count("last") == 1
+    assert len(last.new_content) == len(last.old_content) > 12_000_000
+
+
 def test_changes_are_watched(client):
     made = client.file.watch_create(path=HOME, recursive=True, include_patterns=["*.py"], exclude=["skip"])
     watcher = made["watcher_id"]

@@ -43,6 +43,7 @@ def test_a_box_is_created_once_found_listed_and_deleted(provisioner):
     assert listed["count"] == len(listed["sandboxes"]) and info in listed["sandboxes"]
     assert provisioner.delete(sandbox).ok and provisioner.delete(sandbox).ok
     assert provisioner.get(sandbox).status_code == 404
+    assert all(provisioner.delete(invalid).ok for invalid in ["a b", "x" * 300])
     assert requests.get(f"{info['sandbox_url']}/v1/sandbox", timeout=60).status_code in (401, 404)
     capabilities = requests.get(provisioner.url.replace("sandboxes", "capabilities"), timeout=60).json()
     assert capabilities == {"lark_cli_init_image": False, "lark_cli_broker_image": False}

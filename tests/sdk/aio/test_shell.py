@@ -93,6 +93,27 @@ def test_input_that_a_command_does_not_read_is_counted(client):
     assert client.shell.view(id=session).data.output.strip() == "300000"
 
 
+@pytest.mark.parametrize(
+    ("limit", "status"),
+    [("no_change_timeout", "no_change_timeout"), ("timeout", "running"), ("hard_timeout", "hard_timeout")],
+)
+def test_the_limits_of_a_command_count_while_its_session_is_busy(sandbox, limit, status):
+    sandbox.shell.create_session(id="busy")
+    run(sandbox, "sleep 600", id="busy", async_mode=True)
+    late = run(sandbox, "touch /tmp/ran", id="busy", **{limit: 1})
+    assert (late.status, late.output) == (status, "")
+    assert run(sandbox, "test -e /tmp/ran").exit_code == 1
+    sandbox.shell.kill_process(id="busy")
+    # A killed command does not run; another one has its turn now.
+    assert run(sandbox, "test -e /tmp/ran", id="busy").exit_code == (1 if limit == "hard_timeout" else 0)
+
+
+def test_a_silent_command_is_answered_before_its_limit(sandbox):
+    # A client with the same limit for its requests would have left at 10 seconds.
+    result = run(sandbox, "sleep 9.9; echo late", no_change_timeout=10)
+    assert (result.status, result.output) == ("no_change_timeout", "")
+
+
 def test_the_silence_of_a_session_can_change(client):
     session = client.shell.create_session(no_change_timeout=1).data.session_id
     assert run(client, "sleep 600", id=session).status == "no_change_timeout"
@@ -192,9 +213,17 @@ def test_a_directory_of_a_command(client):
     client.file.write_file(file="/home/gem/sub/x", content="")
     assert run(client, "pwd", exec_dir="/home/gem/sub").output == "/home/gem/sub\n"
     assert run(client, "pwd", exec_dir="/missing").output == "/home/gem\n"
-    with pytest.raises(ApiError) as refused:
-        run(client, "touch /tmp/ran", exec_dir="/missing", strict=True)
-    assert refused.value.status_code == 400
+    for call in [
+        lambda: run(client, "touch /tmp/ran", exec_dir="/missing", strict=True),
+        lambda: run(client, "touch /tmp/ran", exec_dir="/home/../tmp"),
+        lambda: client.bash.exec(command="touch /tmp/ran", exec_dir="/home/../tmp"),
+        lambda: client.shell.create_session(exec_dir="/home/../tmp"),
+        lambda: client.bash.create_session(exec_dir="/home/../tmp"),
+    ]:
+        with pytest.raises(ApiError) as refused:
+            call()
+        assert refused.value.status_code == 400 and "exec_dir" in refused.value.body["message"]
+    assert run(client, "test -e /tmp/ran").exit_code == 1
 
 
 def test_sessions_are_listed_and_counted(client):

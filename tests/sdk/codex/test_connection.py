@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import subprocess
 import uuid
@@ -108,6 +109,44 @@ def test_the_end_of_the_input_ends_the_box(workspace):
         peer.close()
         assert peer.program.wait(WAIT) == 0
     eventually(lambda: subprocess.run(["pgrep", "-f", f"sleep {mark}"], capture_output=True).returncode == 1)
+
+
+def fill(peer, process: str) -> None:
+    """Writes to a process that does not read its stdin, until a write fails."""
+    for number in itertools.count():
+        write = {"processId": process, "chunk": encoded(b"x" * 65_536), "writeId": f"fill {number}"}
+        answer = peer.ask("process/write", write)
+        if "error" in answer:
+            assert answer["error"]["code"] == -32603 and "does not read its stdin" in answer["error"]["message"], answer
+            return
+        assert answer["result"] == {"status": "accepted"} and number < 1000
+
+
+def test_after_writes_that_wait_for_their_process_other_requests_are_served(workspace):
+    with over_stdio(ours(), workspace) as peer:
+        peer.initialize()
+        peer.start("p", "until [ -e go ]; do sleep 0.1; done; wc -c", workspace.as_uri(), pipeStdin=True)
+        peer.start("q", ["sleep", "1000"], workspace.as_uri(), pipeStdin=True)
+        fill(peer, "p")
+        fill(peer, "q")
+        assert peer.call("process/terminate", {"processId": "q"}) == {"running": True}
+        assert peer.ended("q")["q"].code == 137
+        peer.run("go", "touch go", workspace.as_uri())
+        # A refused write can be repeated when the process reads.
+        write = {"processId": "p", "chunk": encoded("x"), "writeId": "again"}
+        eventually(lambda: "result" in peer.ask("process/write", write))
+        assert peer.call("process/terminate", {"processId": "p"}) == {"running": True}
+
+
+def test_the_end_of_the_input_is_noticed_behind_writes_that_wait(workspace):
+    with over_stdio(ours(), workspace) as peer:
+        peer.initialize()
+        peer.start("p", ["sleep", "1000"], workspace.as_uri(), pipeStdin=True)
+        fill(peer, "p")
+        for number in range(100):
+            peer.begin("process/write", {"processId": "p", "chunk": encoded("x"), "writeId": str(number)})
+        peer.close()
+        assert peer.program.wait(WAIT) == 0
 
 
 @pytest.mark.parametrize("place", ["here", "server"])

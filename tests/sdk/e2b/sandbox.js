@@ -43,6 +43,11 @@ async function main() {
   assert.equal((await again.commands.run('cat dir/new')).stdout, '1')
   assert.equal(await again.kill(), true)
   await assert.rejects(again.commands.run('true'), /not running/)
+
+  const killed = await Sandbox.create({ timeoutMs: 300_000 })
+  const endless = await killed.commands.run('sleep 1000', { background: true })
+  await killed.kill()
+  await assert.rejects(endless.wait(), /was killed/)
   console.log('done')
 }
 

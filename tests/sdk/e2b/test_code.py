@@ -38,6 +38,25 @@ def test_errors_have_a_traceback(code):
     assert printed.error is None and "ZeroDivisionError" in "".join(printed.logs.stderr)
 
 
+def test_a_printed_traceback_is_text(code):
+    printed = "import traceback\ntry:\n  1/0\nexcept Exception: traceback.print_exc()\n"
+    raised = code.run_code(printed + "raise ValueError('final')")
+    stderr = "".join(raised.logs.stderr)
+    assert raised.error.name == "ValueError"
+    assert "ZeroDivisionError" in stderr and "final" not in stderr, stderr
+    # It comes while the code runs.
+    waits = (
+        "import os, sys, time\n"
+        "end = time.time() + 100\n"
+        "while not os.path.exists('/tmp/seen') and time.time() < end:\n"
+        "  print('tick', file=sys.stderr)\n"
+        "  time.sleep(0.1)\n"
+        "os.path.exists('/tmp/seen')"
+    )
+    seen = lambda message: "ZeroDivisionError" in message.line and code.files.write("/tmp/seen", "")
+    assert code.run_code(printed + waits, on_stderr=seen).text == "True"
+
+
 def test_rich_results(code):
     execution = code.run_code(
         "class Rich:\n"

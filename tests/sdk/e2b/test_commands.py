@@ -172,7 +172,8 @@ def test_malformed_calls_are_refused(sandbox, server):
     def enveloped(body: bytes) -> bytes:
         return b"\0" + len(body).to_bytes(4, "big") + body
 
-    for body in [b"", b"\0\0\0\0\5{}", enveloped(b"{"), enveloped(b"{}"), enveloped(b'{"process": {"cmd": ""}}')]:
+    bad = [b"{", b"{}", b'{"process": {"cmd": ""}}', b'{"process": {"cmd": "true", "cwd": "\\u0000"}}']
+    for body in [b"", b"\0\0\0\0\5{}", *map(enveloped, bad)]:
         answer = call(body)
         assert answer.status_code == 200 and answer.content[0] == 2, answer.content
         assert b"invalid_argument" in answer.content, answer.content

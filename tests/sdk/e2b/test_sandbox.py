@@ -3,6 +3,7 @@
 import datetime
 import inspect
 import os
+import socket
 import subprocess
 import time
 
@@ -85,6 +86,32 @@ def test_a_paused_sandbox_keeps_files_and_processes(sandbox):
     assert again.is_running() and again.files.read("kept") == "1"
     again.commands.send_stdin(handle.pid, "word\n")
     assert handle.wait().stdout == "got word\n"
+
+
+def test_a_paused_sandbox_has_no_timeout(sandbox, server):
+    paused(sandbox)
+    api = httpx.Client(base_url=os.environ["E2B_API_URL"], headers={"X-API-Key": TOKEN})
+    for call, body in [("timeout", {"timeout": 1}), ("refreshes", {"duration": 1})]:
+        refused = api.post(f"/sandboxes/{sandbox.sandbox_id}/{call}", json=body)
+        assert refused.status_code == 404, refused.text
+    assert described(sandbox)["endAt"].startswith("9999")
+    assert Sandbox.connect(sandbox.sandbox_id, timeout=60).is_running()
+    assert not described(sandbox)["endAt"].startswith("9999")
+
+
+def test_a_client_that_leaves_during_a_pause_loses_no_sandbox(sandbox, server):
+    sandbox.files.write("kept", "1")
+    body = b'{"memory": false}'
+    head = (
+        f"POST /e2b/api/sandboxes/{sandbox.sandbox_id}/pause HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        f"X-API-Key: {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(head.encode() + body)
+        # The box counts as paused while its processes end.
+        eventually(lambda: described(sandbox)["state"] == "paused")
+    assert described(sandbox)["endAt"].startswith("9999")
+    assert Sandbox.connect(sandbox.sandbox_id).files.read("kept") == "1"
 
 
 def stdin_option() -> dict:

@@ -37,6 +37,29 @@ def test_a_template_is_built_from_steps(server, tmp_path, monkeypatch):
         sandbox.kill()
 
 
+def test_values_of_steps_have_variables(server):
+    name = f"variables-{os.getpid()}"
+    template = (
+        Template()
+        .from_base_image()
+        .set_envs({"APP": "/home/user/app"})
+        .set_envs({"DATA": "${APP}/data", "PATH": "/home/user/bin:$PATH", "KIND": "${KIND:-none}", "PRICE": "\\$5"})
+        .set_workdir("$APP")
+        .run_cmd("mkdir $DATA; pwd > $DATA/here; tr '\\0' '\\n' < /proc/$$/environ | grep ^PATH= > path")
+    )
+    lines = []
+    Template.build(template, name, on_build_logs=lambda entry: lines.append(entry.message))
+    assert not any("environ" in line for line in lines if "grep" not in line), lines
+    sandbox = Sandbox.create(name, timeout=120)
+    try:
+        ran = sandbox.commands.run("pwd; cat /home/user/app/data/here; echo $DATA $KIND $PRICE; cat path")
+        *others, path = ran.stdout.splitlines()
+        assert others == ["/home/user/app", "/home/user/app", "/home/user/app/data none $5"]
+        assert path.startswith("PATH=/home/user/bin:/") and path.endswith(":/bin"), path
+    finally:
+        sandbox.kill()
+
+
 def test_files_are_copied_as_by_a_dockerfile(server, tmp_path):
     folder = tmp_path / "folder"
     (folder / "inner").mkdir(parents=True)
@@ -179,6 +202,23 @@ def test_a_template_is_built_from_a_dockerfile(server, image, tmp_path):
         assert sandbox.commands.run("cat /app/copy; echo $COLOUR").stdout == "app\nblue\nblue\n"
     finally:
         sandbox.kill()
+
+
+def test_a_build_ends_with_its_server(own_server):
+    server = own_server()
+    api = httpx.Client(base_url=f"{server.url}/e2b/api", headers={"X-API-Key": TOKEN})
+    made = api.post("/v3/templates", json={"name": "cut-off"}).json()
+    build = f"/v2/templates/{made['templateID']}/builds/{made['buildID']}"
+    steps = [{"type": "RUN", "args": ["sleep 1000"]}]
+    assert api.post(build, json={"fromImage": "e2bdev/base", "steps": steps}).status_code == 202
+    state = lambda: [item["buildStatus"] for item in api.get("/templates").json()]
+    assert state() == ["building"]
+    server.kill()
+    server.start()
+    assert state() == ["error"]
+    assert api.get(f"/templates/{made['templateID']}").json()["buildStatus"] == "error"
+    status = api.get(f"/templates/{made['templateID']}/builds/{made['buildID']}/status").json()
+    assert status["status"] == "error" and "server" in status["reason"]["message"]
 
 
 def test_an_image_that_does_not_exist_fails_the_build(server, image):

@@ -287,13 +287,15 @@ async def test_a_malformed_message_is_an_error(box, first):
         assert [message["type"] for message in received] == ["error"] and received[0]["error"]
 
 
-async def test_an_unread_command_does_not_block_its_kill(box):
+# 3 MiB have room, of 8 MiB some wait for room, and of 24 MiB some are refused.
+@pytest.mark.parametrize("size", [3, 8, 24])
+async def test_an_unread_command_does_not_block_its_kill(box, size):
     async with connect(box) as socket:
         await socket.send(json.dumps({"type": "execute", "command": "sleep 3333", "timeout_seconds": 0}))
         assert json.loads(await socket.recv())["type"] == "started"
         # The command reads nothing, so this input fills its pipe.
-        for _ in range(8):
-            await socket.send(json.dumps({"type": "input", "data": "x" * 500_000}))
+        for _ in range(2 * size):
+            await socket.send(json.dumps({"type": "input", "data": "x" * (1 << 19)}))
         await socket.send(json.dumps({"type": "kill"}))
         received = await messages(socket)
         assert received[-1] == {"type": "exit", "exit_code": 137}

@@ -68,10 +68,12 @@ async def test_a_snapshot_of_an_image_makes_boxes(client):
 async def test_an_image_that_cannot_be_pulled_is_a_failed_snapshot(client):
     name = new_name("s")
     with pytest.raises(ResourceCreationError) as refused:
-        await call(client.create_snapshot, name, "127.0.0.1:9/none/none:1", 1 << 30)
+        await call(client.create_snapshot, name, "127.0.0.1:9/none/none:1.2", 1 << 30)
     assert refused.value.resource_type == "snapshot" and str(refused.value)
     failed = (await call(client.list_snapshots, name_contains=name))[0]
     assert failed.status == "failed" and failed.status_message
+    # The tag of the image.
+    assert failed.tags == ["1.2"]
     await call(client.delete_snapshot, failed.id)
 
 
@@ -79,7 +81,7 @@ async def test_a_failed_build_leaves_the_name_to_the_snapshot_that_has_it(client
     name = new_name("s")
     good = await call(client.capture_snapshot, box.name, name)
     with pytest.raises(ResourceCreationError):
-        await call(client.create_snapshot, name, "127.0.0.1:9/none/none:1", 1 << 30)
+        await call(client.create_snapshot, name, "127.0.0.1:9/none/none:1", 1 << 30, tag="latest")
     found = await call(client.get_snapshot, name)
     assert (found.id, found.status, found.tags) == (good.id, "ready", ["latest"])
     made = await create(client, snapshot=name)
@@ -176,15 +178,61 @@ async def test_sizes_and_settings_are_applied(client):
         ({"persistent": False}, "persistent"),
         ({"proxy_config": {"rules": [{"name": "x", "match_hosts": ["a"]}]}}, "proxy_config"),
         ({"access_delegation": {"mode": "INHERIT"}}, "access_delegation"),
-        ({"mem_bytes": 1}, None),
-        ({"vcpus": 0}, None),
+        ({"mem_bytes": 1}, "mem_bytes"),
+        ({"mem_bytes": 2**64 - 1}, "mem_bytes"),
+        ({"fs_capacity_bytes": 2**60}, "fs_capacity_bytes"),
+        ({"vcpus": 0}, "vcpus"),
         ({"name": "a/b"}, "name"),
+        # The SDK keeps the last word of `run_config.work_dir`.
+        ({"run_config": {"work_dir": "relative"}}, "work_dir"),
+        ({"run_config": {"user": "root"}}, "user"),
     ],
 )
 async def test_what_boxes_do_not_have_is_refused(client, options, field):
     with pytest.raises(ValidationError) as refused:
         await create(client, **options)
-    assert field is None or refused.value.field == field
+    assert refused.value.field == field
+
+
+async def test_sizes_have_the_names_and_units_of_their_request(server):
+    for request_body, rule in [
+        ({"cpu_millicores": 1}, "between 10 and 1024000"),
+        ({"cpu_millicores": 2**64 - 1}, "between 10 and 1024000"),
+        ({"mem_bytes": 2**64 - 1}, f"at most {2**50} bytes"),
+    ]:
+        refused = await request(server, "POST", "/boxes", json=request_body)
+        detail = refused.json()["detail"][0]
+        assert (refused.status_code, detail["loc"]) == (422, ["body", *request_body])
+        assert rule in detail["msg"]
+
+
+async def test_a_box_without_an_image_has_one_user(client, box):
+    name = new_name("s")
+    for function, arguments in [
+        (client.update_sandbox, [box.name]),
+        (client.capture_snapshot, [box.name, name]),
+        (client.create_snapshot, [name, "host", 1 << 30]),
+    ]:
+        with pytest.raises(ValidationError) as refused:
+            await call(function, *arguments, run_config={"user": "root"})
+        assert refused.value.field == "user"
+    await call(client.update_sandbox, box.name, run_config={"user": "box"})
+    assert (await call(box.run, "echo $USER")).stdout == "box\n"
+
+
+async def test_a_box_on_an_image_may_have_a_user_of_the_image(own_server, image):
+    client, name = own_server(env={"BOXD_IMAGES_ALLOW_PULL": "*"}).client(), new_name("s")
+    await call(client.create_snapshot, name, image, 1 << 30, timeout=120, run_config={"user": "root"})
+    box = await create(client, snapshot=name)
+    assert box.run_config.user == "root"
+    assert (await call(box.run, "id -u; echo $HOME")).stdout == "0\n/root\n"
+    captured = await call(client.capture_snapshot, box.name, name, tag="captured")
+    assert captured.run_config.user == "root"
+    guest = await create(client, snapshot=name, run_config={"user": "box"})
+    assert (await call(guest.run, "echo $USER")).stdout == "box\n"
+    with pytest.raises(ValidationError) as refused:
+        await create(client, snapshot=name, run_config={"user": "no-such-user"})
+    assert refused.value.field == "user"
 
 
 async def test_input_is_closed_unless_it_is_asked_for(box):

@@ -3,8 +3,9 @@
 import asyncio
 import os
 
+import httpx
 import pytest
-from conftest import AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, create, result, text_of
+from conftest import TOKEN, AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, create, result, text_of
 from langsmith.sandbox import CommandTimeoutError, SandboxOperationError
 
 pytestmark = pytest.mark.asyncio
@@ -50,6 +51,21 @@ async def test_errors(box):
         with pytest.raises(SandboxOperationError) as refused:
             await call(box.run, command, **options)
         assert refused.value.operation == "command"
+
+
+async def test_a_known_id_of_another_program_is_a_command_error(client, box):
+    """The SDK makes up its ids."""
+    handle = await call(box.run, "echo one", wait=False)
+    await result(handle)
+    url = f"{box.dataplane_url}/execute/stream/start"
+    request = {"command": "echo two", "command_id": handle.command_id}
+    # A stop forgets the environment of the command, but not its program.
+    for stops in [False, True]:
+        if stops:
+            await call(client.stop_sandbox, box.name)
+        async with httpx.AsyncClient(headers={"X-Api-Key": TOKEN}, timeout=120) as web:
+            refused = await web.post(url, json=request)
+        assert (refused.status_code, refused.json()["detail"]["error"]) == (409, "CommandError")
 
 
 async def test_a_client_beyond_the_end_of_one_stream_reads_the_other(box):

@@ -52,7 +52,9 @@ def test_errors_are_responses_and_a_bad_request_is_refused(server):
     assert missing["id"] == 7 and missing["error"]["data"]["code"] == "not_found"
     unknown = json.loads(curl(server, "-d", '{"method": "no.such"}'))
     assert unknown["error"]["code"] == -32601
-    for body in ("{", "[]", '{"params": {}}', '{"method": "box.list", "params": 1}'):
+    # No call would answer a message that only a connection can have.
+    chunk = '{"method": "$/chunk", "params": {"id": 1}}'
+    for body in ("{", "[]", '{"params": {}}', '{"method": "box.list", "params": 1}', chunk):
         refused = json.loads(curl(server, "-d", body))
         assert refused["code"] == "INVALID_REQUEST", (body, refused)
     assert json.loads(curl(server))["code"] == "METHOD_NOT_ALLOWED"

@@ -207,9 +207,10 @@ async def test_code_keeps_its_state_and_shows_values_and_images(tools):
     large = await tools.call("run_code", code=f"class L:\n  def _repr_png_(self): return b'x' * 700_000\ndisplay(L())\n1")
     assert "an image is left out" in large["said"] and len(large["content"]) == 1
     failed = await tools.call("run_code", code="1/0")
-    assert "ZeroDivisionError" in failed["values"]
+    assert failed["output"].endswith("ZeroDivisionError: division by zero\n") and "values" not in failed
+    assert failed["said"].count("Traceback") == 1 and "\n\n" not in failed["said"]
     apart = await tools.call("run_code", code="x", context="other")
-    assert "NameError" in apart["values"]
+    assert "NameError" in apart["output"]
 
 
 @pytest.mark.asyncio
@@ -442,6 +443,25 @@ async def test_a_cancelled_call_over_an_endpoint_kills_the_process_tree(server, 
     endpoint = f"ws://127.0.0.1:{server.port}/rpc/ws"
     async with over_stdio(MODES[-1], "--endpoint", endpoint, "--token", str(token)) as tools:
         await check_cancellation(tools)
+
+
+def test_a_client_that_closes_only_the_output_ends_the_server():
+    with subprocess.Popen([BOXD, "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as program:
+
+        def send(**message) -> None:
+            program.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            program.stdin.flush()
+
+        try:
+            params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+            send(id=1, method="initialize", params=params)
+            assert b"result" in program.stdout.readline()
+            send(method="notifications/initialized")
+            program.stdout.close()
+            send(id=2, method="ping")
+            assert program.wait(120) == 0
+        finally:
+            program.kill()
 
 
 def test_an_endpoint_without_a_server_is_an_error(tmp_path):

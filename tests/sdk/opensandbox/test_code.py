@@ -38,7 +38,8 @@ def test_errors_have_a_class_a_value_and_a_traceback(codes):
     assert failed.complete is None and failed.logs.stderr == []
     long = codes.run("import sys; print('mine', file=sys.stderr); raise ValueError('x' * 5000)")
     assert "".join(texts(long.logs.stderr)) == "mine\n" and long.error.name == "ValueError"
-    assert codes.run("1 +").error.name == "SyntaxError"
+    wrong = codes.run("1 +")
+    assert wrong.error.name == "SyntaxError" and wrong.logs.stderr == []
     with pytest.raises(InvalidArgumentException):
         codes.run("  ")
 
@@ -123,6 +124,22 @@ def test_contexts_are_separate(codes):
     with pytest.raises(SandboxApiException) as error:
         codes.create_context("java")
     assert error.value.status_code == 501
+
+
+def test_runs_that_wait_have_numbers_of_their_own(codes):
+    context, counts = codes.create_context("python"), []
+    barrier = threading.Barrier(3)
+
+    def run():
+        barrier.wait(120)
+        counts.append(codes.run("import time; time.sleep(1); 7", context=context).execution_count)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(counts) == [1, 2, 3]
 
 
 def test_an_interrupt_ends_a_run_and_keeps_the_state(codes):

@@ -223,8 +223,13 @@ def test_move_replace_and_delete(sandbox, execd, folder):
     files.delete_files([path, f"{folder}/none"])
     with refused(404):
         files.read_file(path)
-    with refused(500):
-        files.delete_files([f"{folder}/new"])
+    files.create_directories([WriteEntry(path=f"{folder}/void")])
+    sandbox.commands.run(f"ln -s void {folder}/to-void")
+    for directory in ["new", "void"]:
+        with refused(500):
+            files.delete_files([f"{folder}/taken", f"{folder}/{directory}"])
+    files.delete_files([f"{folder}/to-void"])
+    assert set(files.get_file_info([f"{folder}/new", f"{folder}/void", f"{folder}/taken"])) == {f"{folder}/{name}" for name in ("new", "void", "taken")}
     files.delete_directories([f"{folder}/new", f"{folder}/never"])
     with refused(404):
         files.get_file_info([f"{folder}/new"])

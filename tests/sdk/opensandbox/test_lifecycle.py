@@ -278,6 +278,34 @@ def test_named_volumes_outlive_sandboxes(config):
     assert status_of(error) == 404 and "VOLUME::PVC_NOT_FOUND" in str(error.value)
 
 
+def test_a_refused_sandbox_leaves_no_new_volume(server):
+    def volume(name, **options):
+        return {"name": name, "mountPath": f"/mnt/{name}", "pvc": {"claimName": name, **options}}
+
+    first, second, kept = (f"{name}-{uuid.uuid4().hex}" for name in ("first", "second", "kept"))
+    with server.api() as api:
+
+        def exists(name):
+            body = {"image": {"uri": HOST}, "volumes": [volume(name, createIfNotExists=False)]}
+            answer = api.post("/sandboxes", json=body)
+            if answer.status_code == 202:
+                api.delete(f"/sandboxes/{answer.json()['id']}")
+            return answer.status_code == 202
+
+        made = api.post("/sandboxes", json={"image": {"uri": HOST}, "volumes": [volume(kept)]})
+        assert made.status_code == 202
+        api.delete(f"/sandboxes/{made.json()['id']}")
+        for refused in [
+            {"volumes": [volume(kept), volume(first), {**volume(second), "subPath": "../x"}]},
+            {"volumes": [volume(kept), volume(first), volume(second, createIfNotExists=False)]},
+            {"volumes": [volume(kept), volume(first)], "metadata": {"a": "b" * 100_000}},
+            {"volumes": [volume(kept), volume(first)], "lifecycle": {"preStart": {"command": ["false"]}}},
+        ]:
+            assert api.post("/sandboxes", json={"image": {"uri": HOST}, **refused}).status_code >= 400, refused
+            assert not exists(first) and not exists(second), refused
+        assert exists(kept)
+
+
 def test_snapshots_are_sources_of_sandboxes(config):
     manager = managed(config)
     with created(config) as sandbox:
@@ -325,6 +353,17 @@ def test_a_slow_start_is_pending_and_a_cut_one_leaves_nothing(server):
         eventually(lambda: api.get("/sandboxes", params=query).json()["items"] == [])
 
 
+def test_the_log_of_a_pending_sandbox_does_not_wait(server):
+    hook = {"preStart": {"command": ["sleep", "600"], "timeoutSeconds": 700}}
+    with server.api() as api:
+        made = api.post("/sandboxes", json={"image": {"uri": HOST}, "lifecycle": hook}).json()
+        path = f"/sandboxes/{made['id']}"
+        log = api.get(f"{path}/diagnostics/logs", params={"scope": "container"})
+        assert (log.status_code, log.json()["content"]) == (200, "")
+        assert api.get(path).json()["status"]["state"] == "Pending"
+        assert api.delete(path).status_code == 204
+
+
 def test_a_slow_start_is_waited_for(config):
     # The server answers `create` after five seconds at the latest.
     hook = SandboxLifecycle.model_validate({"preStart": {"command": ["sh", "-c", "sleep 6; echo ready > /tmp/prepared"]}})
@@ -340,7 +379,14 @@ def test_a_sandbox_whose_start_fails_later_is_failed_with_the_reason(server, con
         manager = managed(config)
         status = eventually(lambda: (found := manager.get_sandbox_info(made["id"]).status).state != "Pending" and found)
         assert (status.state, status.reason) == ("Failed", "FAILED") and "no such package" in status.message
-        assert api.get(f"/sandboxes/{made['id']}/proxy/44772/ping").status_code == 409
+        execd = f"/sandboxes/{made['id']}/proxy/44772"
+        assert api.get(f"{execd}/ping").status_code == 409
+        log = api.get(f"/sandboxes/{made['id']}/diagnostics/logs")
+        assert log.status_code == 200 and "no such package" in log.text
+        # Not 503, which clients repeat.
+        for call, body in [("command", {"command": "true"}), ("code", {"code": "1"}), ("session", {}), ("pty", {})]:
+            answer = api.post(f"{execd}/{call}", json=body)
+            assert (answer.status_code, answer.json()["code"]) == (409, "CONFLICT"), call
         manager.kill_sandbox(made["id"])
         assert api.get(f"/sandboxes/{made['id']}").status_code == 404
 
@@ -372,6 +418,9 @@ def test_what_is_not_served_is_refused(server, config):
         volume["pvc"]["createIfNotExists"] = False
         missing = api.post("/sandboxes", json={"image": {"uri": HOST}, "volumes": [volume]})
         assert (missing.status_code, missing.json()["code"]) == (404, "VOLUME::PVC_NOT_FOUND"), "a refused request makes no volume"
+        no_gpus = api.post("/sandboxes", json={"image": {"uri": HOST}, "resourceLimits": {"gpu": "0", "nvidia.com/gpu": "0"}})
+        assert no_gpus.status_code == 202
+        api.delete(f"/sandboxes/{no_gpus.json()['id']}")
     with pytest.raises(SandboxApiException) as error:
         sandboxes(config).create(HOST, connection_config=config, platform=PlatformSpec(os="windows", arch="amd64"))
     assert status_of(error) == 501

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import json
+import threading
 import time
 import uuid
 
@@ -80,6 +82,33 @@ def test_the_lifecycle_api_has_the_policy_too(server, sandbox):
         assert {rule["target"] for rule in patched} == {"b.example", "c.example", "1.2.3.4"} and len(patched) == 3
         left = api.request("DELETE", path, json=["B.example.", "c.example.", "::ffff:1.2.3.4"]).json()["policy"]
         assert left["egress"] == []
+
+
+def test_changes_of_a_policy_at_once_lose_no_rule(server):
+    with created(server.config()) as sandbox, server.api() as api, concurrent.futures.ThreadPoolExecutor(32) as pool:
+        path = f"/sandboxes/{sandbox.id}/networkpolicy"
+        found = api.get(f"/sandboxes/{sandbox.id}/endpoints/18080").json()
+        # Holders of a header have another name for the sandbox.
+        inside = [httpx.Client(base_url=f"http://{found['endpoint']}", headers=found["headers"], timeout=60) for _ in range(16)]
+        clients = [(client, "/policy") for client in inside] + [(server.api(), path) for _ in range(16)]
+        barrier = threading.Barrier(32)
+
+        def change(method, number, body):
+            client, at = clients[number]
+            barrier.wait(120)
+            return client.request(method, at, json=body).status_code
+
+        for _ in range(3):
+            assert api.put(path, json={"defaultAction": "deny", "egress": []}).status_code == 200
+            added = [pool.submit(change, "PATCH", n, [{"action": "allow", "target": f"host{n}.example"}]) for n in range(32)]
+            assert [done.result() for done in added] == [200] * 32
+            targets = {rule["target"] for rule in api.get(path).json()["policy"]["egress"]}
+            assert targets == {f"host{n}.example" for n in range(32)}
+            removed = [pool.submit(change, "DELETE", n, [f"host{n}.example"]) for n in range(32)]
+            assert [done.result() for done in removed] == [200] * 32
+            assert api.get(path).json()["policy"]["egress"] == []
+        for client, _ in clients:
+            client.close()
 
 
 def test_the_vault_is_not_served(sandbox):
@@ -314,6 +343,40 @@ def test_a_terminal_is_a_websocket(server, sandbox, execd):
     assert execd.delete(f"/pty/{session}").status_code == 200
     assert execd.get(f"/pty/{session}").json()["code"] == "CONTEXT_NOT_FOUND"
     assert execd.delete(f"/pty/{session}").status_code == 404
+
+
+def test_a_terminal_needs_a_directory(execd):
+    for missing in ["/no/such/directory", "~/none", "/etc/passwd"]:
+        answer = execd.post("/pty", json={"cwd": missing})
+        assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST_BODY"), missing
+
+
+def test_a_terminal_starts_once_for_two_first_clients(server, sandbox, execd):
+    barrier = threading.Barrier(2)
+
+    def connect(session, query):
+        barrier.wait(120)
+        try:
+            return terminal(server, sandbox, session, query, proxy=True)
+        except websockets.exceptions.InvalidStatus as refused:
+            return refused.response
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for query in ["", "?pty=0"] * 4:
+            mark = f"/tmp/started-{uuid.uuid4().hex}"
+            # Without output, only the record of the terminal shows its client.
+            body = {"command": f"echo $$ >> {mark}; read -r line; echo got $line"}
+            session = execd.post("/pty", json=body).json()["session_id"]
+            results = [done.result() for done in [pool.submit(connect, session, query) for _ in range(2)]]
+            refused = [result for result in results if not hasattr(result, "recv")]
+            assert [(response.status_code, json.loads(response.body)["code"]) for response in refused] == [(409, "ALREADY_CONNECTED")]
+            socket = next(result for result in results if hasattr(result, "recv"))
+            with socket:
+                assert json.loads(socket.recv(timeout=60))["type"] == "connected"
+                socket.send(b"\0one\n")
+                read_until(socket, lambda seen: b"got one" in output(seen))
+            assert len(sandbox.commands.run(f"cat {mark}").logs.stdout) == 1
+            execd.delete(f"/pty/{session}")
 
 
 def test_a_terminal_is_reached_through_the_proxy(server, sandbox):

@@ -173,6 +173,10 @@ impl RunningCall {
         mut request: RpcRequest,
         is_streamed: bool,
     ) -> Result<Self, Refusal> {
+        if request.method.starts_with("$/") {
+            let message = "method: names that begin with $/ belong to a connection; call an action, or use /rpc/ws";
+            return Err(Refusal::new(RefusalReason::Malformed, message));
+        }
         set_credit(&mut request.params, is_streamed)?;
         let (near, far) = queue::pair(QUEUE_MESSAGES);
         let options = Options {

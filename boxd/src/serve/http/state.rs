@@ -6,7 +6,7 @@ use std::time::Instant;
 use box_gateways::http::capability::SigningKey;
 use box_gateways::http::context::Server;
 use box_gateways::langbot::LangBot;
-use box_rpc::Router;
+use box_rpc::{Router, Turns};
 use box_runtime::BoxRuntime;
 use box_service::BoxService;
 use box_transports::connection_limit::ConnectionLimit;
@@ -96,6 +96,7 @@ impl HttpState {
             tokens: auth.filter(credential_headers()),
             box_domain,
             closing: sockets.close_status(),
+            turns: Turns::default(),
         };
         Self {
             router,

@@ -41,6 +41,9 @@ struct Subject {
     subject: Cow<'static, str>,
 }
 
+/// How the engine's error for an unknown action begins. The name follows.
+const UNKNOWN_ACTION: &str = "method: unknown action ";
+
 /// The class that a gateway sets itself, to answer as LangBot's own server would.
 #[derive(Deserialize)]
 struct Class {
@@ -53,7 +56,10 @@ pub(super) fn error_text(error: &RpcError) -> String {
     let max = limit.as_ref().map(|limit| limit.max);
     let of_bytes = limit.is_some_and(|limit| limit.limit.contains("bytes"));
     match (error.protocol_fault(), error.code(), max) {
-        (Some(Fault::UnknownAction), ..) => return format!("ValueError: {message}"),
+        (Some(Fault::UnknownAction), ..) => {
+            let name = message.strip_prefix(UNKNOWN_ACTION).unwrap_or(&message);
+            return format!("ValueError: Action {name} not found");
+        }
         (Some(Fault::InvalidMessage), ..) => return format!("ValidationError: {message}"),
         (Some(Fault::InvalidParams), ..) => {
             // The text of a Python handler for a missing key in `data`.
@@ -134,8 +140,9 @@ pub(super) fn read_error(text: &str) -> RpcError {
             .unwrap_or(0);
         return RpcError::limit(Code::TooLarge, "message", "message_bytes", max);
     }
-    if text.starts_with("ValueError: Action ") && text.ends_with(" not found") {
-        return RpcError::fault(Fault::UnknownAction, &text["ValueError: ".len()..]);
+    let unknown = text.strip_prefix("ValueError: Action ");
+    if let Some(name) = unknown.and_then(|rest| rest.strip_suffix(" not found")) {
+        return RpcError::fault(Fault::UnknownAction, format!("{UNKNOWN_ACTION}{name}"));
     }
     if let Some(key) = text
         .strip_prefix("KeyError: '")

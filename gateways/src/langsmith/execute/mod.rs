@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::GATEWAY;
-use super::box_request::RunConfig;
+use super::run_config::RunConfig;
 use crate::http::context::Context;
 use crate::http::stream::StreamedCall;
 

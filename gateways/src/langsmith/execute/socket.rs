@@ -3,6 +3,7 @@
 //! The first message of the client starts a command or names one. The server answers `started`, then the output with
 //! offsets that count the bytes of the text as sent, then `exit` or `error`, and closes.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use axum::response::Response;
@@ -16,14 +17,15 @@ use tokio::time::timeout;
 use super::{End, Execute, Reading, Reconnect, Request, attaching, starting};
 use crate::http::body::from_json;
 use crate::http::context::{Context, InBox};
-use crate::http::input::{Input, InputWriter};
+use crate::http::input::{Input, InputWriter, MAX_WAITING_BYTES};
 use crate::http::socket::{Incoming, Socket, SocketReceiver, SocketSender, Upgrade};
 use crate::http::stream::Step;
 
 /// How long a client may take for its first message.
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);
 
-/// How long the server reads from a client that no longer receives, for a message that ends its command.
+/// How long the server reads for a message that ends the command, from a client that no longer receives, or whose input it
+/// refuses.
 const LAST_MESSAGES: Duration = Duration::from_secs(5);
 
 /// The close status after the last message.
@@ -176,19 +178,21 @@ async fn attend(
     receiver: &mut SocketReceiver,
 ) -> Attended {
     let mut client = Client::new(context, key);
+    let listening = client.listen(receiver);
+    tokio::pin!(listening);
     let sent = {
         let sending = send_output(context, reading, sender);
         tokio::pin!(sending);
         tokio::select! {
             // A message that ends the command counts even if the client no longer receives.
             biased;
-            left = client.listen(receiver) => return left,
+            left = &mut listening => return left,
             sent = &mut sending => sent,
         }
     };
     match sent {
         Some(end) => Attended::End(end),
-        None => match timeout(LAST_MESSAGES, client.listen(receiver)).await {
+        None => match timeout(LAST_MESSAGES, listening).await {
             Ok(left) => left,
             Err(_) => Attended::Left,
         },
@@ -233,48 +237,98 @@ async fn send(sender: &SocketSender, message: &impl Serialize) -> bool {
 
 /// A client of a command.
 struct Client {
-    context: Context,
-    key: CommandKey,
     input: InputWriter,
-    /// The last kill, which runs on if the client leaves.
-    kill: Option<JoinHandle<()>>,
+    messages: Messages,
 }
 
 impl Client {
     fn new(context: &Context, key: CommandKey) -> Self {
         // A write fails if the command has ended, or closed its input. Its client learns the end anyway.
         let (input, _) = InputWriter::new(context.clone(), key.clone());
-        Self {
+        let messages = Messages {
             context: context.clone(),
             key,
-            input,
             kill: None,
-        }
+        };
+        Self { input, messages }
     }
 
     /// Acts on messages until the client leaves or the server stops.
     async fn listen(&mut self, receiver: &mut SocketReceiver) -> Attended {
+        // The input behind one that waits for room. It is read because a kill behind it must not wait.
+        let (mut ahead, mut ahead_bytes) = (VecDeque::<Input>::new(), 0);
+        let mut has_left = false;
+        loop {
+            let input = match ahead.pop_front() {
+                Some(input) => {
+                    ahead_bytes -= input.room();
+                    input
+                }
+                None if has_left => return Attended::Left,
+                None => match self.messages.next_input(receiver).await {
+                    Ok(input) => input,
+                    Err(end) => return end,
+                },
+            };
+            let written = {
+                let writing = self.input.write(input);
+                tokio::pin!(writing);
+                loop {
+                    let reads = !has_left && ahead_bytes < MAX_WAITING_BYTES;
+                    tokio::select! {
+                        biased;
+                        written = &mut writing => break written,
+                        next = self.messages.next_input(receiver), if reads => match next {
+                            Ok(next) => {
+                                ahead_bytes += next.room();
+                                ahead.push_back(next);
+                            }
+                            // The command still gets what the client sent before.
+                            Err(Attended::Left) => has_left = true,
+                            Err(end) => return end,
+                        },
+                    }
+                }
+            };
+            if let Err(error) = written {
+                if !has_left {
+                    let discarding =
+                        async { while self.messages.next_input(receiver).await.is_ok() {} };
+                    let _ = timeout(LAST_MESSAGES, discarding).await;
+                }
+                return Attended::End(End::error("InputError", error.message()));
+            }
+        }
+    }
+}
+
+/// The messages of a client of a command.
+struct Messages {
+    context: Context,
+    key: CommandKey,
+    /// The last kill, which runs on if the client leaves.
+    kill: Option<JoinHandle<()>>,
+}
+
+impl Messages {
+    /// Returns the next input, and kills the command if a message before it says so. It can be cancelled without loss.
+    async fn next_input(&mut self, receiver: &mut SocketReceiver) -> Result<Input, Attended> {
         loop {
             let message = match receiver.receive().await {
                 Incoming::Text(text) => from_json::<Later>(text.as_bytes()),
                 Incoming::Binary(bytes) => from_json::<Later>(&bytes),
-                Incoming::Left => return Attended::Left,
-                Incoming::Stopping(status) => return Attended::Stopping(status),
+                Incoming::Left => return Err(Attended::Left),
+                Incoming::Stopping(status) => return Err(Attended::Stopping(status)),
             };
-            let input = match message {
-                Ok(Later::Input { data }) => Input::Data(data.into()),
-                Ok(Later::CloseStdin) => Input::Close,
-                Ok(Later::Kill) => {
-                    self.kill();
-                    continue;
-                }
-                Ok(Later::Unknown) => continue,
+            match message {
+                Ok(Later::Input { data }) => return Ok(Input::Data(data.into())),
+                Ok(Later::CloseStdin) => return Ok(Input::Close),
+                Ok(Later::Kill) => self.kill(),
+                Ok(Later::Unknown) => {}
                 Err(invalid) => {
-                    return Attended::End(End::error("ProtocolError", invalid.to_string()));
+                    let end = End::error("ProtocolError", invalid.to_string());
+                    return Err(Attended::End(end));
                 }
-            };
-            if let Err(error) = self.input.write(input).await {
-                return Attended::End(End::error("InputError", error.message()));
             }
         }
     }
