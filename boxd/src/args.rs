@@ -71,7 +71,7 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Serve boxes to the parent process over stdin and stdout
     Stdio(StdioArgs),
-    /// Serve a box as tools of an AI client (MCP) over stdin and stdout
+    /// Serve a box as MCP tools over stdin and stdout
     #[command(after_help = box_options::MCP_EXAMPLES)]
     Mcp(Box<McpArgs>),
     /// Serve a box as the exec-server of OpenAI Codex over stdin and stdout
@@ -110,11 +110,11 @@ pub(crate) enum Command {
     Stop(BoxesArgs),
     /// Start a stopped box
     Start(BoxesArgs),
-    /// Keep the files of a box as a snapshot, and manage snapshots
+    /// Create and manage snapshots of the files of a box
     Snapshot(SnapshotArgs),
     /// Create boxes with the options and the files of a box
     Fork(ForkArgs),
-    /// Keep the files of a box under a name, in the box
+    /// Save a checkpoint of the files of a box
     Checkpoint(CheckpointArgs),
     /// Return to a checkpoint; all commands of the box end
     Rollback(RollbackArgs),
@@ -130,7 +130,7 @@ pub(crate) enum Command {
     Template(TemplateArgs),
     /// Manage pools: boxes that are started in advance
     Pool(PoolArgs),
-    /// Make tokens for remote callers
+    /// Create tokens for remote callers
     Token(TokenArgs),
     /// Check whether this machine can run boxes
     Doctor,

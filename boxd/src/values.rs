@@ -103,9 +103,7 @@ pub(crate) fn directory_volume(text: &str) -> Result<BoxMountSpec> {
         _ => (text, HostPathMode::Rw),
     };
     let Some((path, target)) = rest.rsplit_once(':') else {
-        bail!(
-            "-v {text}: expected DIR:PATH or DIR:PATH:ro; volumes without a name or directory are not supported"
-        );
+        bail!("-v {text}: expected DIR:PATH or DIR:PATH:ro; anonymous volumes are not supported");
     };
     let directory = directory(path)
         .with_context(|| format!("-v {text}: {path} must be a directory of this machine"))?;
@@ -227,7 +225,7 @@ mod tests {
             assert_eq!((mount.mount_path.as_str(), mount.mode), ("/data", mode));
         }
         for (wrong, says) in [
-            ("/data", "without a name or directory"),
+            ("/data", "anonymous volumes"),
             ("/nowhere/at/all:/data", "must be a directory"),
         ] {
             assert!(is_directory(wrong));

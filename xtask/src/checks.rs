@@ -121,7 +121,9 @@ const PROGRAMS: [tools::Needed; 8] = [
 fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Done) -> Result {
     done.step("tests", |counts| {
         tools::programs(workspace, &PROGRAMS)?;
-        areas::tests(workspace, target, "--workspace --all-targets", &[], counts)
+        // A test that fails and then passes is listed as flaky.
+        let all = "--workspace --all-targets --retries 1";
+        areas::tests(workspace, target, all, &[], counts)
     })?;
     done.step("documentation tests", |counts| {
         let mut doc = workspace.cargo("test --workspace --doc");

@@ -89,22 +89,39 @@ fn run(
 
 impl Suite {
     /// Runs the suite in one environment, prints its output, and returns its counts.
+    ///
+    /// Failed tests run a second time, and those that pass then are printed as flaky.
     fn run(&self, workspace: &Workspace, target: &Path, with: &Environment) -> Result<Counts> {
         let folder = self.install(workspace, target, with)?;
-        let mut pytest = workspace.program(python_in(&folder), "-B -m pytest -q");
-        let ran = pytest
-            .arg(format!("tests/sdk/{}/{}", self.name, with.file))
-            .env("BOXD", target.join("debug").join("boxd"))
-            .env("NODE_PATH", folder.join("node_modules"))
-            .output()?;
-        let said = String::from_utf8_lossy(&ran.stdout);
-        println!("{} {}:\n{}", self.name, with.version, said.trim_end());
-        eprint!("{}", String::from_utf8_lossy(&ran.stderr));
-        let mut found = Counts::default();
-        said.lines()
-            .for_each(|line| found.read(Runner::Pytest, line));
-        if !ran.status.success() && found.failed == 0 || found.passed == 0 {
-            return Err(format!("the suite ended with {}", ran.status).into());
+        let run = |tests: &[String]| -> Result<(Counts, Vec<String>)> {
+            let mut pytest = workspace.program(python_in(&folder), "-B -m pytest -q");
+            let ran = pytest
+                .args(tests)
+                .env("BOXD", target.join("debug").join("boxd"))
+                .env("NODE_PATH", folder.join("node_modules"))
+                .output()?;
+            let said = String::from_utf8_lossy(&ran.stdout);
+            println!("{} {}:\n{}", self.name, with.version, said.trim_end());
+            eprint!("{}", String::from_utf8_lossy(&ran.stderr));
+            let mut found = Counts::default();
+            said.lines()
+                .for_each(|line| found.read(Runner::Pytest, line));
+            if !ran.status.success() && found.failed == 0 {
+                return Err(format!("the suite ended with {}", ran.status).into());
+            }
+            Ok((found, failed_tests(&said)))
+        };
+        let (mut found, failed) = run(&[format!("tests/sdk/{}/{}", self.name, with.file)])?;
+        if found.passed == 0 {
+            return Err("the suite ran no test".into());
+        }
+        if found.failed > 0 {
+            let (again, still) = run(&failed)?;
+            for test in failed.iter().filter(|test| !still.contains(test)) {
+                println!("FLAKY {} {}: {test}", self.name, with.version);
+            }
+            found.passed += again.passed;
+            found.failed = again.failed;
         }
         Ok(found)
     }
@@ -148,7 +165,33 @@ impl Suite {
     }
 }
 
+/// Returns the tests that pytest's summary lists as failed.
+fn failed_tests(said: &str) -> Vec<String> {
+    let lines = said.lines().filter_map(|line| {
+        let failed = line.strip_prefix("FAILED ");
+        failed.or_else(|| line.strip_prefix("ERROR "))
+    });
+    let tests = lines.map(|line| line.split(" - ").next().unwrap_or(line));
+    tests.map(str::to_owned).collect()
+}
+
 /// Returns the Python of an environment.
 fn python_in(folder: &Path) -> PathBuf {
     folder.join("bin").join("python")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::failed_tests;
+
+    #[test]
+    fn failed_tests_are_read_from_the_summary() {
+        let said = "F.E\nSKIPPED [1] x.py:3: no\nFAILED tests/sdk/a/test_b.py::test_c[x-1] - assert 1 - 2\n\
+                    ERROR tests/sdk/a/test_d.py::test_e\n1 failed, 1 error, 1 passed in 2.0s\n";
+        let wanted = [
+            "tests/sdk/a/test_b.py::test_c[x-1]",
+            "tests/sdk/a/test_d.py::test_e",
+        ];
+        assert_eq!(failed_tests(said), wanted);
+    }
 }

@@ -104,7 +104,7 @@ impl BoxForkParams {
         if (1..=MAX_FORKS).contains(&self.count) {
             return Ok(());
         }
-        let rule = format!("must be within 1 and {MAX_FORKS}, not {}", self.count);
+        let rule = format!("must be between 1 and {MAX_FORKS}, not {}", self.count);
         Err(Invalid::new("count", rule))
     }
 }

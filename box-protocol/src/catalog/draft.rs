@@ -212,13 +212,13 @@ fn check_size(size_mb: u64) -> Result<(), Invalid> {
     if (MIN_VOLUME_MB..=MAX_VOLUME_MB).contains(&size_mb) {
         return Ok(());
     }
-    let rule = format!("must be within {MIN_VOLUME_MB} and {MAX_VOLUME_MB}, not {size_mb}");
+    let rule = format!("must be between {MIN_VOLUME_MB} and {MAX_VOLUME_MB}, not {size_mb}");
     Err(Invalid::new("size_mb", rule))
 }
 
 fn check_pool(size: Option<u32>, max_age_sec: Option<u64>) -> Result<(), Invalid> {
     if let Some(size) = size.filter(|size| !(1..=MAX_POOL_SIZE).contains(size)) {
-        let rule = format!("must be within 1 and {MAX_POOL_SIZE}, not {size}");
+        let rule = format!("must be between 1 and {MAX_POOL_SIZE}, not {size}");
         return Err(Invalid::new("size", rule));
     }
     if max_age_sec == Some(0) {

@@ -70,7 +70,7 @@ fn drafts_and_changes_have_rules() {
     let refused = |rule: Result<(), Invalid>| rule.unwrap_err().to_string();
     assert_eq!(
         refused(draft(json!({"volume": {"size_mb": 15}})).check()),
-        "size_mb: must be within 16 and 8388608, not 15"
+        "size_mb: must be between 16 and 8388608, not 15"
     );
     let template = draft(json!({"template": {"spec": {"box_id": "s"}}}));
     assert_eq!(template.kind(), CatalogKind::Template);
@@ -90,7 +90,7 @@ fn drafts_and_changes_have_rules() {
     let empty = draft(json!({"pool": {"template": "t", "size": 0}}));
     assert_eq!(
         refused(empty.check()),
-        "size: must be within 1 and 64, not 0"
+        "size: must be between 1 and 64, not 0"
     );
     let ageless = change(json!({"pool": {"max_age_sec": 0}}));
     assert_eq!(

@@ -17,8 +17,11 @@ fn empty_detail_members_are_not_written() {
 
 #[test]
 fn limits_of_the_engine_decode_as_details() {
-    let error = BoxError::new(Code::Capacity, "box capacity reached (2)")
-        .with_detail(&serde_json::json!({"limit": "max_boxes", "max": 2}));
+    let error = BoxError::new(
+        Code::Capacity,
+        "max_boxes: the limit of 2 is reached; delete a box",
+    )
+    .with_detail(&serde_json::json!({"limit": "max_boxes", "max": 2}));
     let detail: Detail = error.detail().unwrap();
     assert_eq!(
         (detail.limit.as_deref(), detail.max),

@@ -171,7 +171,7 @@ fn responses_of(schemas: &[Value]) -> Value {
         },
     }});
     for (status, description) in [
-        ("400", "The body is no JSON-RPC request."),
+        ("400", "The body is not a JSON-RPC request."),
         ("401", "The token is missing or wrong."),
         (
             "403",

@@ -38,7 +38,7 @@ With --json, each chunk of output is a line {\"stream\", \"offset\", \"at\", \"t
 pub(super) const MCP_EXAMPLES: &str = "\
 Examples:
   boxd mcp                                    a box with private files
-  boxd mcp --workspace . --allow pypi.org     this directory as /workspace, and one host
+  boxd mcp --workspace . --allow pypi.org     mount this directory and allow one host
   claude mcp add box -- boxd mcp              use it in Claude Code
   boxd mcp --box work                         the box `work` of a server, which is kept
 The first call creates the box. Without --box, it is deleted with the connection. --ttl deletes a

@@ -14,7 +14,7 @@ Examples:
   boxd run --image debian:12 'cat /etc/os-release'
   docker save app | boxd image import - app
   pass show ghcr.io | boxd image login ghcr.io -u ann --password-stdin
-The images of a server are shared by all its callers. Without a server, the images of this user are used.")]
+All callers of a server share its images. Without a server, boxd uses the images of this user.")]
 pub(crate) struct ImageArgs {
     #[command(subcommand)]
     pub(crate) command: ImageCommand,
@@ -71,7 +71,7 @@ pub(crate) struct ImageArg {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A name removes the image with its last name. A digest removes the image with all its names.")]
+Removing the last name of an image removes the image. A digest removes the image with all its names.")]
 pub(crate) struct ImageRmArgs {
     /// Names or digests of the images
     #[arg(add = complete::images(), value_name = "IMAGE", required = true)]
@@ -119,7 +119,7 @@ pub(crate) struct ExportArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-boxd checks the password with the registry before it stores it. Passwords of Docker's config.json need no login.")]
+boxd checks the password with the registry before it stores it. boxd also uses the passwords in Docker's config.json.")]
 pub(crate) struct LoginArgs {
     /// Registry to log in to
     #[arg(value_name = "HOST[:PORT]", value_hint = ValueHint::Hostname)]

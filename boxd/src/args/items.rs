@@ -64,7 +64,7 @@ pub(crate) struct VolumeUpdateArgs {
     /// Volume, by name, tag or id
     #[arg(add = complete::volumes(), value_name = "VOLUME")]
     pub(crate) item: String,
-    /// Limit its files, in MiB or with a unit; no box may use it
+    /// Change the size, in MiB or with a unit; requires that no box uses the volume
     #[arg(long, value_name = "MIB", value_parser = values::mebibytes)]
     pub(crate) size: Option<u64>,
     /// Let several boxes write to it at once, or not

@@ -24,7 +24,10 @@ const DENIED_FLUSH: Duration = Duration::from_secs(1);
 
 pub(super) fn unknown_action(name: &str) -> RpcError {
     let shown: String = name.chars().take(MAX_NAME_CHARS).collect();
-    RpcError::fault(Fault::UnknownAction, format!("Action {shown} not found"))
+    RpcError::fault(
+        Fault::UnknownAction,
+        format!("method: unknown action {shown}"),
+    )
 }
 
 /// Whether a first message is the request line of an HTTP request.

@@ -133,7 +133,7 @@ pub fn shapes(codec: &dyn Codec) -> Vec<(&'static str, String)> {
             "unknown action",
             error(&RpcError::fault(
                 Fault::UnknownAction,
-                "Action nope not found",
+                "method: unknown action nope",
             )),
         ),
         (

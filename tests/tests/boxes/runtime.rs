@@ -357,7 +357,7 @@ async fn more_boxes_than_allowed_are_refused_by_name(setup: Setup) {
     }
     let (code, message) = refused(&exec(&fixture.peer, "full-8", "echo").await.unwrap_err());
     assert_eq!(code, Code::Capacity);
-    assert!(message.contains("box capacity reached (8)"), "{message}");
+    assert!(message.contains("the limit of 8 is reached"), "{message}");
     exec(&fixture.peer, "full-0", "echo again").await.unwrap();
     fixture
         .peer
