@@ -424,7 +424,7 @@ def test_unread_input_has_a_limit(server, sandbox, execd):
         for _ in range(5):
             socket.send(b"\0" + b"x" * 1024 * 1024)
         seen = read_until(socket, lambda seen: "STDIN_WRITE_FAILED" in str(seen[-1]))
-        assert "4194304 bytes" in seen[-1]
+        assert "4194304 waiting bytes" in seen[-1]
         socket.send('{"type":"signal","signal":"SIGTERM"}')
         read_until(socket, lambda seen: '"exit"' in str(seen[-1]))
 
