@@ -215,10 +215,10 @@ def test_a_directory_of_a_command(client):
     assert run(client, "pwd", exec_dir="/missing").output == "/home/gem\n"
     for call in [
         lambda: run(client, "touch /tmp/ran", exec_dir="/missing", strict=True),
-        lambda: run(client, "touch /tmp/ran", exec_dir="/home/../tmp"),
-        lambda: client.bash.exec(command="touch /tmp/ran", exec_dir="/home/../tmp"),
-        lambda: client.shell.create_session(exec_dir="/home/../tmp"),
-        lambda: client.bash.create_session(exec_dir="/home/../tmp"),
+        lambda: run(client, "touch /tmp/ran", exec_dir="/opt/../tmp"),
+        lambda: client.bash.exec(command="touch /tmp/ran", exec_dir="/opt/../tmp"),
+        lambda: client.shell.create_session(exec_dir="/opt/../tmp"),
+        lambda: client.bash.create_session(exec_dir="/opt/../tmp"),
     ]:
         with pytest.raises(ApiError) as refused:
             call()
