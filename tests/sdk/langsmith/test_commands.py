@@ -120,8 +120,11 @@ async def test_a_background_child_does_not_hold_the_end(box):
 async def test_a_kill_ends_the_command_though_the_client_closes(box):
     handle = await call(box.run, "echo begun; exec sleep 5555", wait=False)
     await call(handle.kill)
-    with pytest.raises(SandboxClientError):
-        await result(handle)
+    try:
+        # The end may arrive before the client closes.
+        assert (await result(handle)).exit_code == 137
+    except SandboxClientError:
+        pass
     again = await call(box.reconnect, handle.command_id)
     assert (await result(again)).exit_code == 137
 
