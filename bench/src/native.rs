@@ -148,7 +148,7 @@ impl Bench {
     async fn argv(agent: &Session, number: usize) -> Result<()> {
         let params: AgentStartParams = serde_json::from_value(json!({
             "command_id": format!("c{number}"), "program": {"argv": ["/bin/true"]}, "cwd": "/tmp",
-            "env": {"PATH": "/usr/bin:/bin"}, "reply": {"collected": {"bytes": 1024}}, "spool": 0}))?;
+            "env": {"PATH": "/usr/bin:/bin"}, "reply": {"collected": {"bytes": 1024}}, "slot": 0}))?;
         let told = agent.peer().call::<AgentStart>(&params).await?;
         ensure!(told.exit.and_then(|exit| exit.code) == Some(0), "{told:?}");
         Ok(())

@@ -24,7 +24,7 @@ use crate::ports::Ports;
 use crate::shells::Shells;
 use crate::shm::{ShmPool, ShmSlot};
 use crate::start::Started;
-use crate::supervise::{KILLED, OutputSink, Supervisor};
+use crate::supervise::{KILLED, Supervisor};
 use crate::watch::FileWatch;
 
 /// Maximum number of ended commands in the table.
@@ -245,7 +245,6 @@ impl Agent {
         self: &Arc<Self>,
         command: &Arc<Command>,
         mut params: AgentStartParams,
-        sink: OutputSink,
     ) -> Result<JoinHandle<AgentCommand>, BoxError> {
         // Removes the command if the call is dropped before the command runs.
         let guard = StartGuard(self, command);
@@ -283,7 +282,6 @@ impl Agent {
             reaped,
             stdout,
             stderr,
-            sink,
             timeout,
             unread_limit,
             oom_kills_at_start,

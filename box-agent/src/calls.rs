@@ -20,7 +20,6 @@ use crate::command::Command;
 use crate::head_buffer::HeadBuffers;
 use crate::read::{self, ReadLimits, ReadRequest};
 use crate::shells::Shell;
-use crate::supervise::OutputSink;
 
 /// The router of all actions that the agent serves.
 pub(crate) fn router(agent: &Arc<Agent>) -> Router {
@@ -57,7 +56,7 @@ impl Handle<AgentHealth> for Handlers {
         Ok(AgentHealthResult {
             contract: CONTRACT,
             running: self.0.running(),
-            spools_files: true,
+            has_file_slots: true,
             open: self.0.open_count(),
             unheard: self.0.exit_queue().count(),
         })
@@ -101,7 +100,7 @@ impl Handle<AgentStart> for Handlers {
                 let mut snapshot = match params.reply {
                     AgentReply::Streamed { until } => {
                         let limits = ReadLimits::new(until);
-                        self.follow(&command, params.spool, limits, call).await?
+                        self.follow(&command, params.slot, limits, call).await?
                     }
                     AgentReply::Started | AgentReply::Collected { .. } => command.snapshot(),
                 };
@@ -129,7 +128,7 @@ impl Handlers {
         call: Call<AgentStart>,
         turn: Turn<OrderKey>,
     ) -> Result<AgentCommand, BoxError> {
-        let (agent, reply, spool) = (&self.0, params.reply, params.spool);
+        let (agent, reply, slot) = (&self.0, params.reply, params.slot);
         let limits = ReadLimits::new(match reply {
             AgentReply::Streamed { until } => until,
             AgentReply::Started | AgentReply::Collected { .. } => Until::default(),
@@ -145,12 +144,10 @@ impl Handlers {
             survives_disconnect,
             cancellation: call.cancellation(),
         });
-        let sink = match reply {
-            AgentReply::Collected { bytes } => {
-                OutputSink::Head(HeadBuffers::new(bytes, agent.shm_slot(spool)))
-            }
-            AgentReply::Started | AgentReply::Streamed { .. } => OutputSink::Log,
-        };
+        if let AgentReply::Collected { bytes } = reply {
+            let head = HeadBuffers::new(bytes, agent.shm_slot(slot));
+            command.log().keep_head(head);
+        }
         let supervised = if let Some(shell) = shell {
             let limit = params.timeout_ms.map(Duration::from_millis);
             let (supervised, started) = shell.run(agent, &command, params);
@@ -166,7 +163,7 @@ impl Handlers {
             }
             supervised
         } else {
-            let supervised = agent.launch(&command, params, sink).await?;
+            let supervised = agent.launch(&command, params).await?;
             drop(turn);
             supervised
         };
@@ -175,7 +172,7 @@ impl Handlers {
             AgentReply::Collected { .. } => supervised
                 .await
                 .map_err(|_| BoxError::internal("command: exit status unknown"))?,
-            AgentReply::Streamed { .. } => self.follow(&command, spool, limits, call).await?,
+            AgentReply::Streamed { .. } => self.follow(&command, slot, limits, call).await?,
         };
         // A reader that stopped at its limit has not disconnected.
         std::mem::forget(guard);
@@ -186,7 +183,7 @@ impl Handlers {
     async fn follow(
         &self,
         command: &Arc<Command>,
-        spool: Option<u32>,
+        slot: Option<u32>,
         limits: ReadLimits,
         mut call: Call<AgentStart>,
     ) -> Result<AgentCommand, BoxError> {
@@ -206,7 +203,7 @@ impl Handlers {
         sink.send(&started).await?;
         let request = ReadRequest {
             limits,
-            slot: self.0.shm_slot(spool),
+            slot: self.0.shm_slot(slot),
             ..ReadRequest::default()
         };
         let why = read::stream(command, request, sink).await?;
@@ -223,12 +220,7 @@ impl Handlers {
             params.pty = pty.or(params.pty);
             // In its own task: if this call is dropped, the start still completes for the next reader.
             let (agent, command) = (Arc::clone(&self.0), Arc::clone(command));
-            let start = async move {
-                agent
-                    .launch(&command, *params, OutputSink::Log)
-                    .await
-                    .map(drop)
-            };
+            let start = async move { agent.launch(&command, *params).await.map(drop) };
             let started = tokio::spawn(start).await;
             return started.map_err(|_| BoxError::internal("command: the start task failed"))?;
         }
@@ -324,7 +316,7 @@ impl Handle<AgentOutput> for Handlers {
             view: params.view,
             limits: ReadLimits::new(params.until),
             exclusive: params.exclusive,
-            slot: self.0.shm_slot(params.spool),
+            slot: self.0.shm_slot(params.slot),
         };
         let why = read::stream(&command, request, sink).await?;
         Ok(snapshot_with_reason(&command, why))

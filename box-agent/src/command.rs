@@ -347,7 +347,7 @@ impl Command {
             size: totals.size,
             dropped: totals.dropped,
             collected: totals.collected,
-            spooled: totals.spooled,
+            in_slot: totals.in_slot,
             ..AgentCommand::new(self.id.clone(), self.pid().unwrap_or_default())
         }
     }

@@ -1,7 +1,7 @@
-//! The first bytes of a command's output, for a reply that contains them.
+//! The first bytes of a command's output, which its log keeps for a reply that contains them.
 
 use box_protocol::PerStream;
-use box_protocol::actions::{Collected, SPOOL_RING, StreamName};
+use box_protocol::actions::{Collected, SLOT_RING, StreamName};
 
 use crate::log::Log;
 use crate::shm::ShmSlot;
@@ -39,6 +39,19 @@ impl HeadBuffers {
         };
         head.append(stream, bytes, self.slot.as_ref());
     }
+
+    /// What is missing of an output of this size, and what the slot holds.
+    fn dropped_and_in_slot(&self, size: PerStream) -> (PerStream, PerStream) {
+        let dropped = PerStream {
+            stdout: size.stdout - self.stdout.kept(),
+            stderr: size.stderr - self.stderr.kept(),
+        };
+        let in_slot = PerStream {
+            stdout: self.stdout.in_slot,
+            stderr: self.stderr.in_slot,
+        };
+        (dropped, in_slot)
+    }
 }
 
 /// The first bytes of one stream: in memory while few, otherwise in the slot.
@@ -47,17 +60,15 @@ struct HeadBuffer {
     bytes: Vec<u8>,
     in_slot: u64,
     limit: u64,
-    seen: u64,
 }
 
 impl HeadBuffer {
     fn new(limit: u64, has_slot: bool) -> Self {
-        let max = if has_slot { SPOOL_RING } else { HEAD_MAX };
+        let max = if has_slot { SLOT_RING } else { HEAD_MAX };
         Self {
             bytes: Vec::new(),
             in_slot: 0,
             limit: limit.min(max),
-            seen: 0,
         }
     }
 
@@ -66,7 +77,6 @@ impl HeadBuffer {
     }
 
     fn append(&mut self, stream: StreamName, piece: &[u8], slot: Option<&ShmSlot>) {
-        self.seen += piece.len() as u64;
         let room = usize::try_from(self.limit - self.kept()).unwrap_or(usize::MAX);
         let piece = &piece[..piece.len().min(room)];
         let Some(slot) = slot else {
@@ -90,35 +100,36 @@ impl HeadBuffer {
 pub(crate) struct OutputTotals {
     pub(crate) size: PerStream,
     pub(crate) dropped: PerStream,
-    pub(crate) spooled: PerStream,
+    pub(crate) in_slot: PerStream,
     pub(crate) collected: Option<Collected>,
 }
 
 impl OutputTotals {
-    /// The totals of a command that writes to its log.
+    /// The totals of a command until now.
     pub(crate) fn of_log(log: &Log) -> Self {
+        let size = log.size();
+        let (dropped, in_slot) = match log.head() {
+            Some(head) => head.dropped_and_in_slot(size),
+            None => (log.kept_from(), PerStream::default()),
+        };
         Self {
-            size: log.size(),
-            dropped: log.kept_from(),
-            spooled: PerStream::default(),
+            size,
+            dropped,
+            in_slot,
             collected: None,
         }
     }
 
-    pub(crate) fn of_heads(heads: HeadBuffers) -> Self {
-        let HeadBuffers { stdout, stderr, .. } = heads;
-        let both = |of: fn(&HeadBuffer) -> u64| PerStream {
-            stdout: of(&stdout),
-            stderr: of(&stderr),
-        };
+    /// The totals of a command that has ended, with the output for its reply.
+    pub(crate) fn of_ended(log: &mut Log) -> Self {
+        let totals = Self::of_log(log);
+        let collected = log.take_head().map(|head| Collected {
+            stdout: head.stdout.bytes.into(),
+            stderr: head.stderr.bytes.into(),
+        });
         Self {
-            size: both(|head| head.seen),
-            dropped: both(|head| head.seen - head.kept()),
-            spooled: both(|head| head.in_slot),
-            collected: Some(Collected {
-                stdout: stdout.bytes.into(),
-                stderr: stderr.bytes.into(),
-            }),
+            collected,
+            ..totals
         }
     }
 }
@@ -132,10 +143,14 @@ mod tests {
 
     #[test]
     fn the_head_of_a_stream_is_kept_and_the_rest_counted() {
-        let mut heads = HeadBuffers::new(5, None);
-        heads.append(StreamName::Stdout, b"abc");
-        heads.append(StreamName::Stdout, b"defg");
-        let totals = OutputTotals::of_heads(heads);
+        let mut log = Log::new(None, None);
+        log.keep_head(HeadBuffers::new(5, None));
+        log.append(StreamName::Stdout, b"abc");
+        log.append(StreamName::Stdout, b"defg");
+        let running = OutputTotals::of_log(&log);
+        assert_eq!((running.size.stdout, running.dropped.stdout), (7, 2));
+        assert!(running.collected.is_none());
+        let totals = OutputTotals::of_ended(&mut log);
         assert_eq!((totals.size.stdout, totals.dropped.stdout), (7, 2));
         assert_eq!(&*totals.collected.unwrap().stdout, b"abcde");
     }
@@ -144,15 +159,16 @@ mod tests {
     fn large_output_goes_to_the_slot_from_its_first_byte() {
         let file = tempfile::tempfile().unwrap();
         let shm = ShmPool::new(Some(file.try_clone().unwrap().into()));
-        let mut heads = HeadBuffers::new(u64::MAX, shm.lease(0));
-        heads.append(StreamName::Stderr, b"begin");
-        assert_eq!((heads.stderr.in_slot, heads.stderr.bytes.len()), (0, 5));
-        heads.append(StreamName::Stderr, &[b'x'; INLINE]);
-        let totals = OutputTotals::of_heads(heads);
-        assert_eq!(totals.spooled.stderr, 5 + INLINE as u64);
+        let mut log = Log::new(None, None);
+        log.keep_head(HeadBuffers::new(u64::MAX, shm.lease(0)));
+        log.append(StreamName::Stderr, b"begin");
+        assert_eq!(OutputTotals::of_log(&log).in_slot.stderr, 0);
+        log.append(StreamName::Stderr, &[b'x'; INLINE]);
+        let totals = OutputTotals::of_ended(&mut log);
+        assert_eq!(totals.in_slot.stderr, 5 + INLINE as u64);
         assert!(totals.collected.unwrap().stderr.is_empty());
         let mut begin = [0; 6];
-        file.read_exact_at(&mut begin, SPOOL_RING).unwrap();
+        file.read_exact_at(&mut begin, SLOT_RING).unwrap();
         assert_eq!(&begin, b"beginx");
     }
 }

@@ -50,7 +50,7 @@ mod watch;
 use box_sys::Init;
 
 /// The version of the `agent.*` contract that this agent speaks.
-pub const CONTRACT: u32 = 1;
+pub const CONTRACT: u32 = 2;
 
 /// Prepares an agent before its box exists, and returns the function that runs it.
 ///

@@ -10,6 +10,8 @@
 //! The oldest blocks are dropped when the log or the file is full. If a reader still needs them, the command waits
 //! instead, for a while also if that reader was lost.
 //!
+//! The log of an exec that returns its output keeps the first bytes instead: those that the reply contains.
+//!
 //! The guest controls how often the output switches streams. The metadata of a block therefore counts as output where
 //! it is larger.
 
@@ -24,6 +26,7 @@ use box_protocol::{PerStream, TextDecoder, UnixMs};
 
 use tokio::time::Instant;
 
+use crate::head_buffer::HeadBuffers;
 use crate::log_file::{LogFile, SEGMENT};
 use block::{Block, Content, SPAN_BYTES};
 
@@ -57,6 +60,8 @@ pub(crate) struct Log {
     in_memory: usize,
     buffered: usize,
     finished: bool,
+    /// What the log keeps instead of blocks.
+    head: Option<Box<HeadBuffers>>,
     file: Option<Arc<LogFile>>,
     end: Position,
     /// The block of each reader.
@@ -139,6 +144,7 @@ impl Log {
             in_memory: 0,
             buffered: 0,
             finished: false,
+            head: None,
             file: log_file,
             end: Position::default(),
             readers: BTreeMap::new(),
@@ -146,6 +152,21 @@ impl Log {
             lost: None,
             next_reader: 0,
         }
+    }
+
+    /// Keeps the first bytes of the output and no others.
+    pub(crate) fn keep_head(&mut self, head: HeadBuffers) {
+        self.head = Some(Box::new(head));
+    }
+
+    /// The first bytes, if the log keeps those.
+    pub(crate) fn head(&self) -> Option<&HeadBuffers> {
+        self.head.as_deref()
+    }
+
+    /// Takes the first bytes for the reply.
+    pub(crate) fn take_head(&mut self) -> Option<HeadBuffers> {
+        self.head.take().map(|head| *head)
     }
 
     /// Sets how long a lost reader counts as a reader.
@@ -211,6 +232,12 @@ impl Log {
 
     /// Appends output. The oldest blocks are dropped if necessary.
     pub(crate) fn append(&mut self, stream: StreamName, mut bytes: &[u8]) {
+        if let Some(head) = &mut self.head {
+            head.append(stream, bytes);
+            // The reply alone shows this output, so its text has no offsets.
+            *self.end.raw.of_mut(stream) += bytes.len() as u64;
+            return;
+        }
         let at = UnixMs::now();
         while !bytes.is_empty() {
             let max = self.block_bytes();

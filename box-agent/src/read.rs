@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use box_protocol::actions::{
-    AgentChunk, Exclusive, OutputPiece, ReadFrom, ReadWhy, SpooledPiece, Until, View,
+    AgentChunk, Exclusive, OutputPiece, ReadFrom, ReadWhy, SlotPiece, Until, View,
 };
 use box_protocol::{BoxError, MAX_CHUNK_BYTES, PerStream};
 use box_rpc::{Action, ChunkSink};
@@ -171,7 +171,7 @@ impl Reader<'_> {
             let (part, after) = rest.split_at(rest.len().min(ShmSlot::room(offset)));
             // If the shared memory is full, the data travels in the message.
             chunks.push(match slot.write(stream, offset, part) {
-                Ok(()) => AgentChunk::Spooled(SpooledPiece {
+                Ok(()) => AgentChunk::InSlot(SlotPiece {
                     at,
                     stream,
                     offset,

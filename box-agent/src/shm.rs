@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
+use box_protocol::actions::{SLOT_BYTES, SLOT_RING, SLOTS, StreamName};
 use rustix::buffer::spare_capacity;
 
 /// The slots of the shared memory, if the agent has any.
@@ -16,7 +16,7 @@ pub(crate) struct ShmPool(Option<Arc<Memory>>);
 #[derive(Debug)]
 struct Memory {
     file: OwnedFd,
-    leased: Mutex<[bool; SPOOL_SLOTS as usize]>,
+    leased: Mutex<[bool; SLOTS as usize]>,
 }
 
 /// A slot in use by one call. Dropping it frees the slot.
@@ -50,11 +50,11 @@ impl ShmPool {
 
     /// Reads the first bytes of a slot.
     pub(crate) fn read(&self, number: u32, length: usize) -> io::Result<Vec<u8>> {
-        let memory = self.0.as_ref().filter(|_| number < SPOOL_SLOTS);
+        let memory = self.0.as_ref().filter(|_| number < SLOTS);
         let memory = memory.ok_or(io::ErrorKind::NotFound)?;
         let mut bytes = Vec::with_capacity(length);
         while bytes.len() < length {
-            let at = u64::from(number) * SPOOL_BYTES + bytes.len() as u64;
+            let at = u64::from(number) * SLOT_BYTES + bytes.len() as u64;
             let read = rustix::io::retry_on_intr(|| {
                 rustix::io::pread(&memory.file, spare_capacity(&mut bytes), at)
             })?;
@@ -75,21 +75,21 @@ impl ShmPool {
 impl ShmSlot {
     /// Bytes from this offset to the end of the ring.
     pub(crate) fn room(offset: u64) -> usize {
-        usize::try_from(SPOOL_RING - offset % SPOOL_RING).unwrap_or(usize::MAX)
+        usize::try_from(SLOT_RING - offset % SLOT_RING).unwrap_or(usize::MAX)
     }
 
     /// Writes a piece to a stream's ring. The piece must not wrap.
     pub(crate) fn write(&self, stream: StreamName, offset: u64, piece: &[u8]) -> io::Result<()> {
         let ring = match stream {
             StreamName::Stdout => 0,
-            StreamName::Stderr => SPOOL_RING,
+            StreamName::Stderr => SLOT_RING,
         };
-        self.write_at(ring + offset % SPOOL_RING, piece)
+        self.write_at(ring + offset % SLOT_RING, piece)
     }
 
     /// Writes a piece at this position of the slot. It must fit there.
     pub(crate) fn write_at(&self, position: u64, piece: &[u8]) -> io::Result<()> {
-        let mut at = self.number as u64 * SPOOL_BYTES + position;
+        let mut at = self.number as u64 * SLOT_BYTES + position;
         let mut rest = piece;
         while !rest.is_empty() {
             let file = &self.memory.file;
@@ -127,21 +127,18 @@ mod tests {
         let pool = ShmPool::new(Some(file.try_clone().unwrap().into()));
         let lease = pool.lease(1).unwrap();
         assert!(pool.lease(1).is_none(), "the slot is in use");
-        assert!(
-            pool.lease(SPOOL_SLOTS).is_none(),
-            "the number is out of range"
-        );
+        assert!(pool.lease(SLOTS).is_none(), "the number is out of range");
         lease
-            .write(StreamName::Stdout, 3 * SPOOL_RING + 5, b"out")
+            .write(StreamName::Stdout, 3 * SLOT_RING + 5, b"out")
             .unwrap();
         lease.write(StreamName::Stderr, 7, b"err").unwrap();
         let read = |at| {
             let mut bytes = [0; 3];
-            file.read_exact_at(&mut bytes, SPOOL_BYTES + at).unwrap();
+            file.read_exact_at(&mut bytes, SLOT_BYTES + at).unwrap();
             bytes
         };
-        assert_eq!((&read(5), &read(SPOOL_RING + 7)), (b"out", b"err"));
-        assert_eq!(ShmSlot::room(SPOOL_RING + 1), 1024 * 1024 - 1);
+        assert_eq!((&read(5), &read(SLOT_RING + 7)), (b"out", b"err"));
+        assert_eq!(ShmSlot::room(SLOT_RING + 1), 1024 * 1024 - 1);
         drop(lease);
         assert!(pool.lease(1).is_some());
     }

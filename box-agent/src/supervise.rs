@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::agent::Agent;
 use crate::command::Command;
-use crate::head_buffer::{HeadBuffers, OutputTotals};
+use crate::head_buffer::OutputTotals;
 use crate::pipe::Pipe;
 
 /// Bytes of one read.
@@ -31,15 +31,6 @@ pub(crate) const KILLED: ChildExit = ChildExit {
     signal: Some(9),
 };
 
-/// Where the output of a command goes.
-#[derive(Debug)]
-pub(crate) enum OutputSink {
-    /// The first bytes go into the reply.
-    Head(HeadBuffers),
-    /// Everything goes to the command's log.
-    Log,
-}
-
 /// The supervisor of a running command.
 pub(crate) struct Supervisor {
     pub(crate) agent: Arc<Agent>,
@@ -47,7 +38,6 @@ pub(crate) struct Supervisor {
     pub(crate) reaped: oneshot::Receiver<ChildExit>,
     pub(crate) stdout: Option<Pipe>,
     pub(crate) stderr: Option<Pipe>,
-    pub(crate) sink: OutputSink,
     pub(crate) timeout: Option<Duration>,
     /// How long the command may run without a reader.
     pub(crate) unread_limit: Option<Duration>,
@@ -82,10 +72,7 @@ impl Supervisor {
         }
         self.command.input.shut();
         let exit = self.mark_oom(self.command.exit(ended));
-        let totals = match std::mem::replace(&mut self.sink, OutputSink::Log) {
-            OutputSink::Head(heads) => OutputTotals::of_heads(heads),
-            OutputSink::Log => OutputTotals::of_log(&self.command.log()),
-        };
+        let totals = OutputTotals::of_ended(&mut self.command.log());
         let summary = self.command.summary(Some(exit), totals);
         self.command.finish(AgentCommand {
             collected: None,
@@ -148,8 +135,8 @@ impl Supervisor {
                     continue;
                 }
                 _ = readers.changed(), if self.unread_limit.is_some() => continue,
-                () = ready(self.stdout.as_ref(), &command, &self.sink) => StreamName::Stdout,
-                () = ready(self.stderr.as_ref(), &command, &self.sink) => StreamName::Stderr,
+                () = ready(self.stdout.as_ref(), &command) => StreamName::Stdout,
+                () = ready(self.stderr.as_ref(), &command) => StreamName::Stderr,
             };
             let bytes = self.read(stream, READ_BYTES);
             self.take(stream, &bytes);
@@ -204,11 +191,9 @@ impl Supervisor {
         }
     }
 
-    fn take(&mut self, stream: StreamName, bytes: &[u8]) {
-        match &mut self.sink {
-            OutputSink::Head(heads) => heads.append(stream, bytes),
-            OutputSink::Log if bytes.is_empty() => {}
-            OutputSink::Log => self.agent.append_output(&self.command, stream, bytes),
+    fn take(&self, stream: StreamName, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.agent.append_output(&self.command, stream, bytes);
         }
     }
 }
@@ -226,12 +211,10 @@ fn far_future() -> Instant {
 }
 
 /// Waits until a pipe is readable and its output has room.
-async fn ready(pipe: Option<&Pipe>, command: &Command, sink: &OutputSink) {
+async fn ready(pipe: Option<&Pipe>, command: &Command) {
     let Some(pipe) = pipe else {
         return std::future::pending().await;
     };
     pipe.readable().await;
-    if matches!(sink, OutputSink::Log) {
-        command.wait_for_room().await;
-    }
+    command.wait_for_room().await;
 }

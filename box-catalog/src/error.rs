@@ -6,7 +6,7 @@ use box_protocol::catalog::CatalogKind;
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, Code, Invalid, ItemId};
 
-/// Why an operation on the catalogue failed. No message contains a path of the host.
+/// Why an operation on the catalog failed. No message contains a path of the host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -70,13 +70,13 @@ pub enum Error {
     #[error("{0}")]
     Invalid(Invalid),
     /// Another process uses the store.
-    #[error("catalogue: another server uses it; stop that one, or use another state directory")]
+    #[error("catalog: another server uses it; stop that one, or use another state directory")]
     Locked,
     /// The disk is full.
-    #[error("catalogue: no space left on its disk; delete items or enlarge the disk")]
+    #[error("catalog: no space left on its disk; delete items or enlarge the disk")]
     Full,
     /// The disk cannot be read or written.
-    #[error("catalogue: cannot {0}")]
+    #[error("catalog: cannot {0}")]
     Storage(String),
 }
 

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// Approximate size limit of one page, below the limit of a message.
 const PAGE_BYTES: usize = 8 << 20;
 
-/// The caller that looks at the catalogue.
+/// The caller that looks at the catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Viewer<'a> {
     /// The name of the caller.
@@ -183,6 +183,13 @@ impl Index {
             }
         }
         Ok(())
+    }
+
+    /// Returns the failed item of the owner that has the name of this one.
+    pub(crate) fn failed_with_name_of(&self, item: &CatalogItem) -> Option<ItemId> {
+        let other = self.named(item.kind(), &item.owner, item.name.as_str())?;
+        let is_failed = other.state == ItemState::Failed && other.name == item.name;
+        is_failed.then(|| other.id.clone())
     }
 
     /// Returns whether another item of the owner has this tag and is ready.

@@ -1,4 +1,4 @@
-//! The store of the catalogue: items on disk, exact after a crash at any point.
+//! The store of the catalog: items on disk, exact after a crash at any point.
 //!
 //! It knows items and their owners, and nothing of boxes. Every method blocks for the time of its
 //! disk access.
@@ -13,7 +13,9 @@
 //! # Guarantees
 //! * A method that changes an item returns after the change is on disk: it writes a new file, syncs
 //!   it, renames it and syncs the directory. A crash leaves the old record or the new one.
-//! * Opening removes items in the state `building`, because the process that made them has ended.
+//! * Opening ends items in the state `building`, because the process that made them has ended: a
+//!   snapshot is `failed` from then on, so that its maker learns of it, and any other item is gone.
+//! * A new item replaces a failed one with its name.
 //! * A damaged record is an error of that item alone, and no method removes or replaces it unasked.
 //!
 //! # Reading order
@@ -103,7 +105,7 @@ struct Writer {
 }
 
 impl Catalog {
-    /// Opens a store, creates it if it is missing, and removes unfinished items.
+    /// Opens a store, creates it if it is missing, and ends unfinished items.
     pub fn open(path: &Path, limits: Limits) -> Result<Self> {
         let folder = Folder::new(PathBuf::from(path));
         let lock = folder.lock()?;
@@ -124,8 +126,14 @@ impl Catalog {
             revision = revision.max(of);
             let (kind, id) = (item.kind(), item.id.clone());
             if item.state == ItemState::Building {
-                folder.remove(kind, &id)?;
-                swept.push((kind, id));
+                swept.push((kind, id.clone()));
+                match failed(item) {
+                    Some(item) => {
+                        folder.store(&item, of)?;
+                        index.insert(item);
+                    }
+                    None => folder.remove(kind, &id)?,
+                }
             } else if index.is_free(&item) {
                 if !item.tags.is_empty() {
                     tagged.push((of, kind, id, item.tags.len()));
@@ -153,7 +161,7 @@ impl Catalog {
         })
     }
 
-    /// Returns the unfinished items that the opening removed.
+    /// Returns the unfinished items that the opening ended.
     pub fn swept(&self) -> &[(CatalogKind, ItemId)] {
         &self.swept
     }
@@ -201,7 +209,7 @@ impl Catalog {
         self.read().list(viewer, filter)
     }
 
-    /// Adds an item.
+    /// Adds an item. It replaces a failed one with its name.
     pub fn insert(&self, new: NewItem) -> Result<CatalogItem> {
         check_labels(&new.labels)?;
         check_tags(&new.tags)?;
@@ -222,6 +230,11 @@ impl Catalog {
         };
         let mut writer = self.writer();
         let kind = item.kind();
+        let failed = self.read().failed_with_name_of(&item);
+        if let Some(failed) = failed {
+            self.folder.remove(kind, &failed)?;
+            self.change_index(|index| index.remove(kind, &failed));
+        }
         {
             let index = self.read();
             let max = self.limits.items_per_owner;
@@ -406,6 +419,18 @@ impl Catalog {
 /// Damaged records are skipped, and a store that does not exist has no items.
 pub fn stored(path: &Path, kind: CatalogKind) -> Result<Vec<CatalogItem>> {
     record::stored(path, kind)
+}
+
+/// Returns an unfinished snapshot as a failed one; `None` for other items.
+fn failed(mut item: CatalogItem) -> Option<CatalogItem> {
+    let ItemContent::Snapshot(content) = &mut item.content else {
+        return None;
+    };
+    // It uses no image any more.
+    content.image = None;
+    item.state = ItemState::Failed;
+    item.reason = Some("the server ended while it made the snapshot; make it again".to_owned());
+    Some(item)
 }
 
 fn size_mb(content: &ItemContent) -> u64 {

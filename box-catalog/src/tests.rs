@@ -308,6 +308,47 @@ fn unfinished_items_are_removed_when_the_store_is_opened() {
 }
 
 #[test]
+fn an_unfinished_snapshot_is_failed_when_the_store_is_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = open(&directory);
+    let building = || NewItem {
+        state: ItemState::Building,
+        content: ItemContent::Snapshot(SnapshotContent {
+            image: Some("sha256:1f".to_owned()),
+            ..SnapshotContent::default()
+        }),
+        ..volume("me", "half")
+    };
+    let item = catalog.insert(building()).unwrap();
+    assert!(matches!(
+        catalog.insert(building()),
+        Err(Error::NameTaken { .. })
+    ));
+    drop(catalog);
+    for opened in 0..2 {
+        let catalog = open(&directory);
+        assert_eq!(catalog.swept().len(), usize::from(opened == 0));
+        let failed = catalog.get(CatalogKind::Snapshot, &item.id).unwrap();
+        assert_eq!(failed.state, ItemState::Failed);
+        assert!(failed.reason.unwrap().contains("make it again"));
+        assert_eq!(
+            failed.content,
+            ItemContent::Snapshot(SnapshotContent::default())
+        );
+    }
+    // The next snapshot with the name replaces it.
+    let catalog = open(&directory);
+    let again = catalog.insert(building()).unwrap();
+    assert_eq!(
+        catalog.ids(CatalogKind::Snapshot),
+        [again.id.clone()].into()
+    );
+    drop(catalog);
+    let ids = open(&directory).ids(CatalogKind::Snapshot);
+    assert_eq!(ids, [again.id].into());
+}
+
+#[test]
 fn a_change_that_fails_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = open(&directory);

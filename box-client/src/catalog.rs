@@ -1,4 +1,4 @@
-//! Items of the catalogue, which outlive boxes.
+//! Items of the catalog, which outlive boxes.
 
 use box_protocol::actions::{
     CatalogDelete, CatalogDeleteParams, CatalogGet, CatalogGetParams, CatalogList,

@@ -130,7 +130,7 @@ macro_rules! ids {
 ids! {
     /// Identifies a box. Called `box_id` on every wire.
     BoxId, "box_id";
-    /// The name of a box or item of the catalogue, which its owner can change.
+    /// The name of a box or item of the catalog, which its owner can change.
     Name, "name";
     /// Identifies a command within its box.
     CommandId, "command_id";
@@ -140,9 +140,9 @@ ids! {
     ConnId, "conn_id";
     /// Identifies an upload in pieces within its box.
     UploadId, "upload_id";
-    /// Identifies an item of the catalogue.
+    /// Identifies an item of the catalog.
     ItemId, "id";
-    /// Refers to an item of the catalogue by its id, its name or one of its tags.
+    /// Refers to an item of the catalog by its id, its name or one of its tags.
     ItemRef, "item";
     /// Identifies a layer: the private files of a box at one moment.
     LayerId, "layer";

@@ -10,8 +10,8 @@
 //! 4. The runtime registers the box, with an actor, as running or paused. A box that has not
 //!    answered within five seconds is registered as unreachable; its actor keeps waiting.
 //! 5. If an earlier process was stopping the box, the backend completes that, and the runtime
-//!    registers the box as stopped. It also registers the boxes with records as stopped boxes
-//!    (`stopped.rs`).
+//!    registers the box as stopped. It also registers the boxes without a sandbox (`records.rs`):
+//!    stopped ones, and those that have not started, which start again.
 //! 6. The runtime ends the boxes of a fork that an earlier process has not completed
 //!    (`snapshots/fork_marks.rs`).
 //! 7. The actor receives the exits of commands that ended while no server was running (`audit.rs`).
@@ -81,7 +81,7 @@ impl BoxRuntime {
         loaded.map_err(|_| BoxError::internal("layer task failed"))??;
         // A call that fails has reached no box, because the end of this process would end the
         // boxes that it has reached.
-        let stopped = self.stopped_records().await?;
+        let records = self.records().await?;
         let mut found = Vec::new();
         for backend in &self.shared().config.backends {
             let readable = |record: &str| PersistedBox::read(record).is_some();
@@ -91,12 +91,13 @@ impl BoxRuntime {
         let incomplete = self.incomplete_forks(&forks).await?;
         let mut adopted = 0;
         let mut skipped = 0;
-        let mut unended = HashSet::new();
+        let (mut unended, mut started) = (HashSet::new(), HashSet::new());
         for (backend, found) in found {
             skipped += found.skipped.len();
             let mut kept = Vec::new();
             for found in found.boxes {
                 let record = PersistedBox::read(&found.record);
+                started.extend(record.as_ref().map(|record| record.unique_id().to_owned()));
                 let fork = record.and_then(|record| record.files.fork());
                 match fork.filter(|fork| incomplete.contains(fork)) {
                     None => kept.push(found),
@@ -111,22 +112,20 @@ impl BoxRuntime {
         }
         let known = self.stopped_ids().await;
         // The backend has completed the stop of the known ones.
-        for (id, record) in stopped.into_iter().filter(|(id, _)| !known.contains(id)) {
-            let Some(record) = PersistedBox::read(&record) else {
-                tracing::warn!(backend_id = %id, "cannot adopt a stopped box of another version");
+        for (id, record) in records.into_iter().filter(|(id, _)| !known.contains(id)) {
+            let Some(mut record) = PersistedBox::read(&record) else {
+                tracing::warn!(record = %id, "cannot adopt a box of another version");
                 skipped += 1;
                 continue;
             };
-            if record
-                .files
-                .fork()
-                .is_some_and(|fork| incomplete.contains(&fork))
-            {
-                let place = self.shared().stopped.place(id);
-                let _ = tokio::task::spawn_blocking(move || place.remove()).await;
-                continue;
+            let fork = record.files.fork();
+            let is_incomplete = fork.is_some_and(|fork| incomplete.contains(&fork));
+            match record.unstarted.take() {
+                Some(_) if started.contains(record.unique_id()) => self.remove_record(id).await,
+                Some(start) => self.adopt_unstarted(id, record, start).await,
+                None if is_incomplete => self.remove_record(id).await,
+                None => adopted += usize::from(self.adopt_stopped(id, record).await),
             }
-            adopted += usize::from(self.adopt_stopped(id, record).await);
         }
         if skipped == 0 {
             self.sweep_histories().await;
@@ -163,13 +162,20 @@ impl BoxRuntime {
         Ok(found)
     }
 
-    /// Reads the records of stopped boxes.
-    async fn stopped_records(&self) -> Result<Vec<(Uuid, String)>, BoxError> {
-        let records = self.shared().stopped.clone();
+    /// Removes the record of a box without a sandbox.
+    async fn remove_record(&self, id: Uuid) {
+        let place = self.shared().records.place(id);
+        let _ = tokio::task::spawn_blocking(move || place.remove()).await;
+    }
+
+    /// Reads the records of boxes without a sandbox.
+    async fn records(&self) -> Result<Vec<(Uuid, String)>, BoxError> {
+        let records = self.shared().records.clone();
         let found = tokio::task::spawn_blocking(move || records.list()).await;
         let found = found.map_err(|_| BoxError::internal("state directory task failed"))?;
         found.map_err(|error| {
-            BoxError::unavailable(format!("stopped boxes cannot be read: {}", error.kind()))
+            let kind = error.kind();
+            BoxError::unavailable(format!("the records of boxes cannot be read: {kind}"))
         })
     }
 
@@ -226,7 +232,11 @@ impl BoxRuntime {
     }
 
     /// Creates the entry of a box of an earlier process, with its layers and items.
-    async fn adopted_entry(&self, record: PersistedBox, backend_name: &str) -> Arc<BoxEntry> {
+    pub(crate) async fn adopted_entry(
+        &self,
+        record: PersistedBox,
+        backend_name: &str,
+    ) -> Arc<BoxEntry> {
         let files = BoxFiles::adopted(record.files.clone(), &self.shared().layers);
         let directory = record.history.as_deref();
         let directory = directory.and_then(|name| self.shared().state.history(name));
@@ -266,12 +276,12 @@ impl BoxRuntime {
         let backend_name = backend.map_or("", |backend| backend.name());
         let mounts = record.mounts.clone();
         let entry = self.adopted_entry(record, backend_name).await;
-        let place = self.shared().stopped.place(id);
+        let place = self.shared().records.place(id);
         {
             let mut status = entry.status();
             status.state = BoxState::Stopped;
             status.mounts = mounts;
-            status.stopped = Some(Box::new(place.clone()));
+            status.stopped = Some(Box::new(place));
             // The earlier process was starting the box.
             if let Some(disk) = status.files.disk.take() {
                 status.files.layers.insert(0, disk);
@@ -285,13 +295,16 @@ impl BoxRuntime {
         } else {
             // The box has started again, or was not stopped after all.
             entry.status().history = None;
-            let removing = move || place.remove();
-            let _ = tokio::task::spawn_blocking(removing).await;
+            self.remove_record(id).await;
         }
         is_stopped
     }
 
-    async fn register(&self, entry: &Arc<BoxEntry>, begin: ActorStart) -> Result<(), BoxError> {
+    pub(crate) async fn register(
+        &self,
+        entry: &Arc<BoxEntry>,
+        begin: ActorStart,
+    ) -> Result<(), BoxError> {
         let entry = Arc::clone(entry);
         let adopt = |reply| RegistryMessage::Adopt {
             entry,
@@ -413,7 +426,7 @@ async fn complete_stop(
     blocking(move || of_layer.finish(files)).await?;
     let history = entry.status().history.clone();
     let history = history.unwrap_or_else(|| History::new(shared.state.new_history()));
-    entry.set_stopped(&shared.stopped, location.id, layer, history);
+    entry.set_stopped(&shared.records, location.id, layer, history);
     {
         let mut status = entry.status();
         status.mounts = mounts.clone();

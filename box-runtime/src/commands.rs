@@ -247,7 +247,7 @@ impl AgentLease {
             },
             exclusive: params.exclusive,
             pty: params.pty,
-            spool: output_view.slot(),
+            slot: output_view.slot(),
         };
         ticket.wait_turn().await;
         let to = Reader::new(&chunks, None);

@@ -399,8 +399,8 @@ fn with_output(
         mut stderr,
     } = command.collected.unwrap_or_default();
     for (stream, bytes, output) in [
-        (StreamName::Stdout, command.spooled.stdout, &mut stdout),
-        (StreamName::Stderr, command.spooled.stderr, &mut stderr),
+        (StreamName::Stdout, command.in_slot.stdout, &mut stdout),
+        (StreamName::Stderr, command.in_slot.stderr, &mut stderr),
     ] {
         if bytes > 0 {
             *output = read_slot(slot.as_ref(), stream, 0, bytes)?;

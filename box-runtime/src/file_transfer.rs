@@ -9,7 +9,7 @@ use box_protocol::actions::{
     AgentFileChunk, AgentHealth, AgentHealthParams, AgentPack, AgentPackParams, AgentRead,
     AgentReadParams, AgentUnpack, AgentUnpackParams, AgentWrite, AgentWriteParams, FILE_PIECE,
     FILE_PLACES, FileChunk, FilePack, FilePart, FileRead, FileUnpack, FileUnpackParams, FileWrite,
-    FileWriteParams, SPOOL_BYTES, UploadPiece,
+    FileWriteParams, SLOT_BYTES, UploadPiece,
 };
 use box_protocol::{Blob, BoxError, MAX_CHUNK_BYTES};
 use box_rpc::{Action, Chunks, Peer};
@@ -114,7 +114,7 @@ macro_rules! uploads {
             }
 
             fn via_shm(params: $params, slot: u32, bytes: u64) -> $via_shm_params {
-                $via_shm_params { $field: params, spool: slot, bytes }
+                $via_shm_params { $field: params, slot: slot, bytes }
             }
         }
 
@@ -164,7 +164,7 @@ where
     let _reserved = lease.reserve(data.len())?;
     // The call waits for its turn before it takes a slot, which other calls may need.
     ticket.wait_turn().await;
-    let max = usize::try_from(SPOOL_BYTES).unwrap_or(usize::MAX);
+    let max = usize::try_from(SLOT_BYTES).unwrap_or(usize::MAX);
     let upload = A::upload(params).filter(|_| data.len() > max);
     let Some(whole) = upload else {
         return upload_part::<A>(lease, params, data, ticket).await;
@@ -196,7 +196,7 @@ async fn upload_part<A: Upload>(
     data: &Blob,
     ticket: OrderTicket,
 ) -> Result<A::Result, BoxError> {
-    let is_worth_it = data.len() > INLINE_BYTES && data.len() as u64 <= SPOOL_BYTES;
+    let is_worth_it = data.len() > INLINE_BYTES && data.len() as u64 <= SLOT_BYTES;
     let slots = lease.file_shm().filter(|_| is_worth_it);
     let slot = slots.and_then(ShmPool::to_fill);
     let Some(filled) = slot.and_then(|slot| FilledSlot::with(lease, slot, data)) else {
@@ -244,7 +244,7 @@ macro_rules! downloads {
                 let Some(slot) = lease.file_shm().and_then(ShmPool::to_read) else {
                     return stream_from_agent::<Self>(lease, params, ticket, to).await;
                 };
-                let via_shm = $params { $field: params.clone(), spool: slot.number() };
+                let via_shm = $params { $field: params.clone(), slot: slot.number() };
                 ticket.wait_turn().await;
                 let request = lease.agent.request::<$via_shm>(&via_shm).credit(CREDIT);
                 let streaming = lease.with_health_checks(request.stream()).await?;
@@ -304,7 +304,7 @@ pub(crate) fn checked(
 ) -> Result<FileChunk, BoxError> {
     let chunk = match chunk {
         AgentFileChunk::Inline(chunk) if FileRead::is_within_limit(&chunk) => chunk,
-        AgentFileChunk::Spooled { offset, bytes } if bytes <= FILE_PIECE => {
+        AgentFileChunk::InSlot { offset, bytes } if bytes <= FILE_PIECE => {
             let piece = slot.read_at(*number % FILE_PLACES * FILE_PIECE, bytes);
             let piece = piece.map_err(|_| {
                 BoxError::unavailable(agent_violation("referred to data outside its slot"))

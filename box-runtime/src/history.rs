@@ -356,7 +356,7 @@ async fn output_of(
         },
         exclusive: None,
         pty: None,
-        spool: None,
+        slot: None,
     };
     let stream = agent.stream::<AgentOutput>(&params).await;
     let mut stream = stream.map_err(agents_error)?;

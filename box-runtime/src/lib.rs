@@ -73,6 +73,7 @@ mod layers;
 pub mod native;
 mod output;
 mod pools;
+mod records;
 mod registry;
 mod runtime;
 mod shells;
@@ -81,7 +82,6 @@ mod snapshots;
 mod start;
 mod state_directory;
 mod stats;
-mod stopped;
 mod volumes;
 mod watch;
 

@@ -14,7 +14,7 @@
 
 use box_protocol::actions::{
     AgentChunk, CommandChunk, OutputGap, OutputPiece, ReadBegin, ReadEnd, ReadFrom, ReadWhy,
-    SpooledPiece, StreamName, View,
+    SlotPiece, StreamName, View,
 };
 use box_protocol::{Blob, CommandInfo, MAX_CHUNK_BYTES, PerStream, TextDecoder, UnixMs};
 
@@ -125,7 +125,7 @@ impl OutputView {
             AgentChunk::Bytes(piece) => {
                 self.piece(piece.stream, piece.offset, piece.at, piece.data)?
             }
-            AgentChunk::Spooled(SpooledPiece {
+            AgentChunk::InSlot(SlotPiece {
                 at,
                 stream,
                 offset,

@@ -29,9 +29,9 @@ use crate::exec::OUTPUT_BYTES;
 use crate::images::Images;
 use crate::layers::Layers;
 use crate::pools::{Mode, Pools};
+use crate::records::BoxRecords;
 use crate::registry::{BoxCount, Registry, RegistryMessage, UpdateStage};
 use crate::state_directory::StateDirectory;
-use crate::stopped::StoppedBoxes;
 use box_rpc::Caller;
 
 /// Capacity of the registry's mailbox. The registry never blocks on a box.
@@ -84,7 +84,7 @@ impl BoxRuntime {
             pools: Pools::default(),
             images: Images::new(&config),
             layers: Layers::new(Arc::clone(&state)),
-            stopped: StoppedBoxes::new(state.stopped()),
+            records: BoxRecords::new(state.stopped()),
             state,
             config,
         });
@@ -133,7 +133,9 @@ impl BoxRuntime {
 
     /// Returns the state and settings of a box.
     pub async fn get(&self, caller: &Caller, id: &BoxId) -> Result<BoxInfo, BoxError> {
-        Ok(self.entry(caller, id).await?.info(caller))
+        let entry = self.entry(caller, id).await?;
+        entry.wait_unstarted_record().await;
+        Ok(entry.info(caller))
     }
 
     /// Returns the state and settings of the caller's box with this name.
@@ -151,6 +153,7 @@ impl BoxRuntime {
             reply,
         };
         let entry = self.query(message).await??;
+        entry.wait_unstarted_record().await;
         Ok(entry.info(caller))
     }
 

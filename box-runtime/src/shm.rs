@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use box_protocol::actions::{SPOOL_BYTES, SPOOL_RING, SPOOL_SLOTS, StreamName};
+use box_protocol::actions::{SLOT_BYTES, SLOT_RING, SLOTS, StreamName};
 
 /// The slots shared with one agent. Their content is as untrusted as its messages.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ struct Slots {
 }
 
 /// The first slot that the runtime writes.
-const FIRST_TO_FILL: u32 = SPOOL_SLOTS / 2;
+const FIRST_TO_FILL: u32 = SLOTS / 2;
 
 impl Slots {
     fn free(&self, number: u32) -> MutexGuard<'_, Vec<u32>> {
@@ -48,7 +48,7 @@ pub(crate) struct ShmSlot {
 }
 
 impl ShmPool {
-    /// Creates the pool in a file of `SPOOL_SLOTS` times `SPOOL_BYTES` bytes.
+    /// Creates the pool in a file of `SLOTS` times `SLOT_BYTES` bytes.
     ///
     /// The file must keep this length.
     pub fn new(file: File) -> Self {
@@ -56,7 +56,7 @@ impl ShmPool {
             file,
             // The pool prefers the lowest slot, so that few slots ever use memory.
             to_read: Mutex::new((0..FIRST_TO_FILL).rev().collect()),
-            to_fill: Mutex::new((FIRST_TO_FILL..SPOOL_SLOTS).rev().collect()),
+            to_fill: Mutex::new((FIRST_TO_FILL..SLOTS).rev().collect()),
         }))
     }
 
@@ -88,35 +88,35 @@ impl ShmSlot {
     /// A part that crosses the end of the ring is an error, because a correct agent never sends
     /// one.
     pub(crate) fn read(&self, stream: StreamName, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
-        let at = offset % SPOOL_RING;
-        if bytes > SPOOL_RING - at {
+        let at = offset % SLOT_RING;
+        if bytes > SLOT_RING - at {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let ring = match stream {
             StreamName::Stdout => 0,
-            StreamName::Stderr => SPOOL_RING,
+            StreamName::Stderr => SLOT_RING,
         };
         self.read_at(ring + at, bytes)
     }
 
     /// Reads from an offset of the slot. The range must be within the slot.
     pub(crate) fn read_at(&self, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
-        if offset.saturating_add(bytes) > SPOOL_BYTES {
+        if offset.saturating_add(bytes) > SLOT_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
         let mut piece = vec![0; length];
-        let at = u64::from(self.number) * SPOOL_BYTES + offset;
+        let at = u64::from(self.number) * SLOT_BYTES + offset;
         self.slots.file.read_exact_at(&mut piece, at)?;
         Ok(piece)
     }
 
     /// Writes to the start of the slot. The data must fit into the slot.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
-        if bytes.len() as u64 > SPOOL_BYTES {
+        if bytes.len() as u64 > SLOT_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let at = u64::from(self.number) * SPOOL_BYTES;
+        let at = u64::from(self.number) * SLOT_BYTES;
         self.slots.file.write_all_at(bytes, at)
     }
 }
@@ -134,17 +134,17 @@ mod tests {
     #[test]
     fn pieces_are_read_at_their_offset_within_the_ring() {
         let file = tempfile::tempfile().unwrap();
-        file.set_len(u64::from(SPOOL_SLOTS) * SPOOL_BYTES).unwrap();
-        file.write_all_at(b"out", SPOOL_BYTES + 5).unwrap();
-        file.write_all_at(b"err", 2 * SPOOL_BYTES - 3).unwrap();
+        file.set_len(u64::from(SLOTS) * SLOT_BYTES).unwrap();
+        file.write_all_at(b"out", SLOT_BYTES + 5).unwrap();
+        file.write_all_at(b"err", 2 * SLOT_BYTES - 3).unwrap();
         let pool = ShmPool::new(file);
         let first = pool.to_read().unwrap();
         let slot = pool.to_read().unwrap();
         assert_eq!((first.number(), slot.number()), (0, 1));
         let read = |stream, offset, bytes| slot.read(stream, offset, bytes).ok();
-        assert_eq!(read(StreamName::Stdout, SPOOL_RING + 5, 3).unwrap(), b"out");
-        assert_eq!(read(StreamName::Stderr, SPOOL_RING - 3, 3).unwrap(), b"err");
-        assert_eq!(read(StreamName::Stderr, SPOOL_RING - 3, 4), None);
+        assert_eq!(read(StreamName::Stdout, SLOT_RING + 5, 3).unwrap(), b"out");
+        assert_eq!(read(StreamName::Stderr, SLOT_RING - 3, 3).unwrap(), b"err");
+        assert_eq!(read(StreamName::Stderr, SLOT_RING - 3, 4), None);
         assert_eq!(read(StreamName::Stdout, 0, u64::MAX), None);
     }
 
@@ -153,7 +153,7 @@ mod tests {
         let pool = ShmPool::new(tempfile::tempfile().unwrap());
         let mut read: Vec<_> = std::iter::from_fn(|| pool.to_read()).collect();
         let mut filled: Vec<_> = std::iter::from_fn(|| pool.to_fill()).collect();
-        assert_eq!(read.len() + filled.len(), SPOOL_SLOTS as usize);
+        assert_eq!(read.len() + filled.len(), SLOTS as usize);
         let (one, other) = (read.pop().unwrap().number(), filled.pop().unwrap().number());
         assert_eq!(pool.to_read().unwrap().number(), one);
         assert_eq!(pool.to_fill().unwrap().number(), other);

@@ -122,7 +122,7 @@ impl<'a> Reader<'a> {
 fn size_of(chunk: &AgentChunk) -> usize {
     match chunk {
         AgentChunk::Bytes(piece) => piece.data.len().max(1),
-        AgentChunk::Spooled(piece) => usize::try_from(piece.bytes).unwrap_or(usize::MAX).max(1),
+        AgentChunk::InSlot(piece) => usize::try_from(piece.bytes).unwrap_or(usize::MAX).max(1),
         AgentChunk::Started { .. } | AgentChunk::Begin(_) => 1,
     }
 }
@@ -249,7 +249,7 @@ impl AgentLease {
             }
             ReplyMode::Collected { bytes } => {
                 let slot = self.slot();
-                agent_params.spool = slot.as_ref().map(ShmSlot::number);
+                agent_params.slot = slot.as_ref().map(ShmSlot::number);
                 agent_params.reply = AgentReply::Collected { bytes };
                 let call = self.agent.call::<AgentStart>(&agent_params);
                 let command = self.wait_for(call, deadline).await??;
@@ -265,7 +265,7 @@ impl AgentLease {
         let slot = self.slot();
         let output_view =
             OutputView::new(attach.view, ReadFrom::default(), attach.until.bytes, slot);
-        agent_params.spool = output_view.slot();
+        agent_params.slot = output_view.slot();
         agent_params.reply = AgentReply::Streamed {
             until: Until {
                 bytes: None,

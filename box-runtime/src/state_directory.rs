@@ -1,4 +1,4 @@
-//! The directory of a runtime's own files: layers, records of stopped boxes and their commands.
+//! The directory of a runtime's own files: layers, records of boxes without a sandbox, commands of stopped boxes.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ impl StateDirectory {
         self.path.join("layers")
     }
 
-    /// The directory of the records of stopped boxes, if they outlive this process.
+    /// The directory of the records of boxes without a sandbox, if they outlive this process.
     pub(crate) fn stopped(&self) -> Option<PathBuf> {
         (!self.is_temporary).then(|| self.path.join("stopped"))
     }

@@ -121,7 +121,7 @@ impl EmbeddedServer {
     }
 }
 
-/// Opens the catalogue of a state directory.
+/// Opens the catalog of a state directory.
 fn open_catalog(state: &Path, limits: box_catalog::Limits) -> Result<Arc<Catalog>> {
     let opened = Catalog::open(&state.join("catalog"), limits);
     let catalog = opened.map_err(BoxError::from).with_context(|| {

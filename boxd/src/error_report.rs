@@ -150,7 +150,7 @@ fn hint(command: &Command, target: Target<'_>, error: &Error) -> Option<String> 
     }
 }
 
-/// Whether an error is about an item of the catalogue.
+/// Whether an error is about an item of the catalog.
 fn is_item(subject: Subject) -> bool {
     matches!(
         subject,

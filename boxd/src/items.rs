@@ -1,4 +1,4 @@
-//! Commands for items of the catalogue: `volume`, `template` and `pool`.
+//! Commands for items of the catalog: `volume`, `template` and `pool`.
 
 use std::io::Read as _;
 use std::path::Path;

@@ -5,13 +5,13 @@ mod memory;
 
 use std::sync::LazyLock;
 
-use box_protocol::actions::{SPOOL_BYTES, SPOOL_SLOTS};
+use box_protocol::actions::{SLOT_BYTES, SLOTS};
 use box_runtime::ShmPool;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 static SLOTS: LazyLock<ShmPool> = LazyLock::new(|| {
     let memory = memfd_create("slots", MemfdFlags::CLOEXEC).expect("memory");
-    ftruncate(&memory, u64::from(SPOOL_SLOTS) * SPOOL_BYTES).expect("memory");
+    ftruncate(&memory, u64::from(SLOTS) * SLOT_BYTES).expect("memory");
     ShmPool::new(memory.into())
 });
 

@@ -44,6 +44,9 @@ pub enum Caller {
 /// How the name of a capability's holder begins.
 const ONLY: &str = "box:";
 
+/// How the name of a token's holder begins if another caller has the name of the token.
+const TOKEN: &str = "token:";
+
 impl Caller {
     /// Names of callers that have no token.
     pub const RESERVED: [&str; 4] = ["local", "certificate", "loopback", "anonymous"];
@@ -58,6 +61,20 @@ impl Caller {
         Self::Only(id.into())
     }
 
+    /// Returns the caller with this [`name`](Self::name).
+    pub fn named(name: &str) -> Self {
+        if let Some(id) = name.strip_prefix(ONLY) {
+            return Self::only(id);
+        }
+        match name {
+            "local" => Self::Local,
+            "certificate" => Self::Certificate,
+            "loopback" => Self::Loopback,
+            "anonymous" => Self::Anonymous,
+            _ => Self::token(name.strip_prefix(TOKEN).unwrap_or(name)),
+        }
+    }
+
     /// Returns the unique name of the caller. A log may show it.
     pub fn name(&self) -> Arc<str> {
         static NAMES: LazyLock<[Arc<str>; 4]> = LazyLock::new(|| Caller::RESERVED.map(Arc::from));
@@ -65,7 +82,7 @@ impl Caller {
         Arc::clone(match self {
             Self::Only(id) => return format!("{ONLY}{id}").into(),
             Self::Token(name) if Self::RESERVED.contains(&&**name) || name.starts_with(ONLY) => {
-                return format!("token:{name}").into();
+                return format!("{TOKEN}{name}").into();
             }
             Self::Token(name) => name,
             Self::Local => local,
@@ -124,5 +141,9 @@ mod tests {
         assert_eq!(&*Caller::token("ann").name(), "ann");
         assert_eq!(&*Caller::only("1f").name(), "box:1f");
         assert_ne!(Caller::token("box:1f").name(), Caller::only("1f").name());
+        let tokens = ["ann", "local", "box:1f"].map(Caller::token);
+        for caller in others.into_iter().chain(tokens).chain([Caller::only("1f")]) {
+            assert_eq!(Caller::named(&caller.name()), caller);
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use box_protocol::actions::{
     AgentFileChunk, AgentPack, AgentPackParams, AgentRead, AgentReadParams, AgentUnpack,
     AgentUnpackParams, AgentWrite, AgentWriteParams, FILE_PIECE, FILE_PLACES, FileChunk,
-    FileStatInfo, FileTreeResult, SPOOL_BYTES,
+    FileStatInfo, FileTreeResult, SLOT_BYTES,
 };
 use box_protocol::{Blob, BoxError, MAX_CHUNK_BYTES};
 use box_rpc::{Action, Call, ChunkSink, Handle, Router};
@@ -39,14 +39,14 @@ impl Handlers {
     /// Copies the data of a new call out of its slot.
     ///
     /// The caller must do this before it awaits anything.
-    fn data(&self, spool: u32, bytes: u64) -> Result<Blob, BoxError> {
-        if bytes > SPOOL_BYTES {
+    fn data(&self, slot: u32, bytes: u64) -> Result<Blob, BoxError> {
+        if bytes > SLOT_BYTES {
             return Err(BoxError::validation("bytes: larger than a slot"));
         }
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let data = self.shm.read(spool, length);
+        let data = self.shm.read(slot, length);
         let data =
-            data.map_err(|_| BoxError::validation("spool: no such slot of the shared memory"))?;
+            data.map_err(|_| BoxError::validation("slot: no such slot of the shared memory"))?;
         Ok(data.into())
     }
 }
@@ -58,7 +58,7 @@ impl Handle<AgentWrite> for Handlers {
         _: Call<AgentWrite>,
     ) -> Result<FileStatInfo, BoxError> {
         let mut request = params.write;
-        request.data = self.data(params.spool, params.bytes)?;
+        request.data = self.data(params.slot, params.bytes)?;
         self.files.check_user(request.user.as_deref())?;
         let _turn = self.files.turn(&request).await;
         self.files
@@ -76,7 +76,7 @@ impl Handle<AgentUnpack> for Handlers {
         _: Call<AgentUnpack>,
     ) -> Result<FileTreeResult, BoxError> {
         let mut request = params.unpack;
-        request.data = self.data(params.spool, params.bytes)?;
+        request.data = self.data(params.slot, params.bytes)?;
         self.files.check_user(request.user.as_deref())?;
         self.files.await_earlier_pieces(Some(&request.upload)).await;
         let step = move |step: &super::Step<'_>| unpack::unpack(step, &request);
@@ -92,7 +92,7 @@ impl Handle<AgentRead> for Handlers {
     ) -> Result<FileStatInfo, BoxError> {
         self.files.check_user(params.read.user.as_deref())?;
         let sink = call.chunks().ok_or_else(needs_streaming)?;
-        let sender = PieceSender::via_slot(self.shm.lease(params.spool), sink);
+        let sender = PieceSender::via_slot(self.shm.lease(params.slot), sink);
         self.files.read(params.read, sender).await
     }
 }
@@ -105,7 +105,7 @@ impl Handle<AgentPack> for Handlers {
     ) -> Result<FileTreeResult, BoxError> {
         self.files.check_user(params.pack.user.as_deref())?;
         let sink = call.chunks().ok_or_else(needs_streaming)?;
-        let sender = PieceSender::via_slot(self.shm.lease(params.spool), sink);
+        let sender = PieceSender::via_slot(self.shm.lease(params.slot), sink);
         self.files.pack(params.pack, sender).await
     }
 }
@@ -142,7 +142,7 @@ impl<'a, A: Action<Chunk = AgentFileChunk>> PieceSender<'a, A> {
             inline: AgentFileChunk::Inline,
             slot: slot.map(|slot| SlotWriter {
                 slot,
-                chunk: |offset, bytes| AgentFileChunk::Spooled { offset, bytes },
+                chunk: |offset, bytes| AgentFileChunk::InSlot { offset, bytes },
                 pieces: 0,
             }),
         }

@@ -19,7 +19,7 @@ use super::language::Settings;
 use crate::agent::Agent;
 use crate::command::Command;
 use crate::input::InputTarget;
-use crate::supervise::{KILLED, OutputSink, Supervisor};
+use crate::supervise::{KILLED, Supervisor};
 
 /// Maximum length of a remembered directory. The kernel accepts no longer path.
 const PATH_BYTES: usize = 4095;
@@ -266,7 +266,6 @@ impl Shell {
             reaped,
             stdout: Some(streams.stdout),
             stderr: streams.stderr,
-            sink: OutputSink::Log,
             timeout: params.timeout_ms.map(Duration::from_millis),
             unread_limit: params.detached_ms.map(Duration::from_millis),
             oom_kills_at_start: agent.init().oom_kills(),

@@ -86,7 +86,7 @@ pub struct AgentHealthResult {
     pub running: Vec<CommandId>,
     /// Whether the agent supports the actions that transfer files through slots.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub spools_files: bool,
+    pub has_file_slots: bool,
     /// Number of commands that have not ended, running or not.
     #[serde(default, skip_serializing_if = "is_default")]
     pub open: u64,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     FileChunk, FilePackParams, FileReadParams, FileStatInfo, FileTreeResult, FileUnpackParams,
-    FileWriteParams, SPOOL_BYTES, actions,
+    FileWriteParams, SLOT_BYTES, actions,
 };
 
 actions! {
@@ -30,7 +30,7 @@ actions! {
 pub const FILE_PIECE: u64 = 256 << 10;
 
 /// Number of pieces that fit into a slot.
-pub const FILE_PLACES: u64 = SPOOL_BYTES / FILE_PIECE;
+pub const FILE_PLACES: u64 = SLOT_BYTES / FILE_PIECE;
 
 /// Parameters of `agent.read`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub struct AgentReadParams {
     /// The parameters of `file.read`.
     pub read: FileReadParams,
     /// The slot.
-    pub spool: u32,
+    pub slot: u32,
 }
 
 /// Parameters of `agent.pack`.
@@ -51,7 +51,7 @@ pub struct AgentPackParams {
     /// The parameters of `file.pack`.
     pub pack: FilePackParams,
     /// The slot.
-    pub spool: u32,
+    pub slot: u32,
 }
 
 /// Parameters of `agent.write`.
@@ -62,7 +62,7 @@ pub struct AgentWriteParams {
     /// The parameters of `file.write`, with empty `data`.
     pub write: FileWriteParams,
     /// The slot that contains the data.
-    pub spool: u32,
+    pub slot: u32,
     /// Number of bytes in the slot.
     pub bytes: u64,
 }
@@ -75,7 +75,7 @@ pub struct AgentUnpackParams {
     /// The parameters of `file.unpack`, with empty `data`.
     pub unpack: FileUnpackParams,
     /// The slot that contains the data.
-    pub spool: u32,
+    pub slot: u32,
     /// Number of bytes in the slot.
     pub bytes: u64,
 }
@@ -88,7 +88,7 @@ pub enum AgentFileChunk {
     /// The bytes are in the message.
     Inline(FileChunk),
     /// The bytes are in the next piece of the slot.
-    Spooled {
+    InSlot {
         /// Offset of the first byte.
         offset: u64,
         /// Number of bytes.

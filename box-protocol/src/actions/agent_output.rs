@@ -3,8 +3,8 @@
 //! # Shared memory slots
 //!
 //! Output of more than a few kilobytes does not travel in messages. A runtime on the same machine
-//! gives an agent [`SPOOL_SLOTS`] *slots*: shared memory of [`SPOOL_BYTES`] each, with one ring
-//! buffer of [`SPOOL_RING`] per stream, stdout first. Byte `n` of a stream is at `n % SPOOL_RING`
+//! gives an agent [`SLOTS`] *slots*: shared memory of [`SLOT_BYTES`] each, with one ring
+//! buffer of [`SLOT_RING`] per stream, stdout first. Byte `n` of a stream is at `n % SLOT_RING`
 //! of its ring, so a message only carries offset and length. A slot serves one call at a time; the
 //! runtime assigns it.
 
@@ -19,13 +19,13 @@ use crate::time::UnixMs;
 /// Size of the ring buffer of one stream in a slot, in bytes.
 ///
 /// Larger than the output that can be in flight to a reader.
-pub const SPOOL_RING: u64 = 1 << 20;
+pub const SLOT_RING: u64 = 1 << 20;
 
 /// Size of a slot in bytes.
-pub const SPOOL_BYTES: u64 = 2 * SPOOL_RING;
+pub const SLOT_BYTES: u64 = 2 * SLOT_RING;
 
 /// Number of slots of an agent.
-pub const SPOOL_SLOTS: u32 = 8;
+pub const SLOTS: u32 = 8;
 
 /// The first bytes of the output of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub enum AgentChunk {
     /// Output.
     Bytes(OutputPiece<Blob>),
     /// Output in the slot of the command. It never wraps around the end of its ring.
-    Spooled(SpooledPiece),
+    InSlot(SlotPiece),
 }
 
 /// Where a stream of output starts: at or before the requested offset, or at the first kept byte.
@@ -82,7 +82,7 @@ pub struct ReadBegin {
 /// A piece of output in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct SpooledPiece {
+pub struct SlotPiece {
     /// When the output was written.
     pub at: UnixMs,
     /// The stream.
@@ -117,5 +117,5 @@ pub struct AgentOutputParams {
     pub pty: Option<TerminalSize>,
     /// The slot for the output; all output is in messages if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spool: Option<u32>,
+    pub slot: Option<u32>,
 }

@@ -113,7 +113,7 @@ pub struct AgentStartParams {
     pub note: Option<Note>,
     /// The slot for the output; all output is in messages if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spool: Option<u32>,
+    pub slot: Option<u32>,
     /// A path to watch instead of starting a process; `program` is then only displayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watch: Option<Box<AgentWatch>>,
@@ -151,7 +151,7 @@ impl AgentStartParams {
             retain_ms: None,
             role: Role::default(),
             note: None,
-            spool: None,
+            slot: None,
             watch: None,
             asked: None,
         }
@@ -199,7 +199,7 @@ pub struct AgentCommand {
     /// Number of bytes, from the start of each stream, that are in the slot instead of in
     /// `collected`.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub spooled: PerStream,
+    pub in_slot: PerStream,
     /// Why streaming the output ended; absent without streaming.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<ReadWhy>,
@@ -225,7 +225,7 @@ impl AgentCommand {
             size: PerStream::default(),
             dropped: PerStream::default(),
             collected: None,
-            spooled: PerStream::default(),
+            in_slot: PerStream::default(),
             why: None,
             existed: false,
             info: None,

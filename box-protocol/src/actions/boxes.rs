@@ -82,7 +82,8 @@ pub struct BoxCreateParams {
     pub template_applied: bool,
     /// Whether a box that cannot start stays, with the state `failed` and the reason; `false` if
     /// absent. The call gets the error in either case. The runtime deletes such a box after its
-    /// idle time, at the latest after an hour.
+    /// idle time, at the latest after an hour. The box also survives a restart of the server before
+    /// it has started: the next server starts it again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub keep_failed: bool,
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FileChunk, actions};
+use super::{FileChunk, actions, is_default};
 use crate::catalog::CatalogItem;
 use crate::ids::{BoxId, ItemRef, Name};
 use crate::invalid::Invalid;
@@ -52,6 +52,11 @@ pub struct BoxSnapshotParams {
     /// Labels to filter by: at most 64, with at most 16 KiB in total.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// Whether a snapshot that cannot be made stays, with the state `failed` and the reason; `false`
+    /// if absent. The call gets the error in either case. The next snapshot with the name replaces
+    /// it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub keep_failed: bool,
 }
 
 impl BoxSnapshotParams {
@@ -62,6 +67,7 @@ impl BoxSnapshotParams {
             name,
             tags: Vec::new(),
             labels: Labels::new(),
+            keep_failed: false,
         }
     }
 }

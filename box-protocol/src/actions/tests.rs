@@ -133,13 +133,13 @@ fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     accepts::<AgentEnds>(json!({"heard": 7}));
     accepts::<AgentAllow>(json!({"path": "/mnt"}));
     let file = json!({"box_id": s, "path": "/a"});
-    accepts::<AgentRead>(json!({"read": file, "spool": 1}));
-    accepts::<AgentPack>(json!({"pack": file, "spool": 1}));
+    accepts::<AgentRead>(json!({"read": file, "slot": 1}));
+    accepts::<AgentPack>(json!({"pack": file, "slot": 1}));
     accepts::<AgentWrite>(
-        json!({"write": {"box_id": s, "path": "/a", "data": ""}, "spool": 1, "bytes": 5}),
+        json!({"write": {"box_id": s, "path": "/a", "data": ""}, "slot": 1, "bytes": 5}),
     );
     accepts::<AgentUnpack>(json!({"unpack": {"box_id": s, "path": "/a", "data": "",
-        "upload": {"id": "u", "offset": 0}}, "spool": 1, "bytes": 5}));
+        "upload": {"id": "u", "offset": 0}}, "slot": 1, "bytes": 5}));
     let any = ["system.health", "system.status", "system.configure"];
     let any = any
         .into_iter()

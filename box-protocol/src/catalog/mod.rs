@@ -1,4 +1,4 @@
-//! The catalogue: items that outlive boxes, and from which boxes are created.
+//! The catalog: items that outlive boxes, and from which boxes are created.
 //!
 //! An item has an id, a name that its owner can change, and tags that move between items. It belongs
 //! to the caller that created it and does not exist for other callers. Its [`ItemContent`] depends on
@@ -69,15 +69,16 @@ impl std::fmt::Display for CatalogKind {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ItemState {
-    /// The server is creating the item. A server that starts again removes it.
+    /// The server is creating the item. If it ends meanwhile, the next server marks a snapshot as
+    /// failed, and removes another item.
     Building,
     /// Boxes can use the item.
     Ready,
-    /// The item cannot be used; its `reason` says why.
+    /// The item cannot be used; its `reason` says why. A new item with the name replaces it.
     Failed,
 }
 
-/// An item of the catalogue.
+/// An item of the catalog.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CatalogItem {

@@ -16,12 +16,13 @@ use crate::box_actor::agent_access::AgentAccess;
 use crate::box_actor::current_exec::CurrentExec;
 use crate::box_actor::files::{BoxFiles, PersistedFiles};
 use crate::box_actor::persist::Persistence;
+use crate::box_actor::unstarted::{PersistedStart, Unstarted};
 use crate::caller::Visibility as _;
 use crate::catalog::ItemUse;
 use crate::history::History;
 use crate::layers::LayerUse;
+use crate::records::RecordPlace;
 use crate::stats::CpuSample;
-use crate::stopped::StoppedRecord;
 use box_rpc::Caller;
 
 /// Entry of a box: written by its actor and the registry, read by `get` and `list`.
@@ -89,7 +90,9 @@ pub(crate) struct BoxStatus {
     pub(crate) cpu_sample: CpuSample,
     pub(crate) files: Box<BoxFiles>,
     /// Place of the record, while the box is stopped.
-    pub(crate) stopped: Option<Box<StoppedRecord>>,
+    pub(crate) stopped: Option<Box<RecordPlace>>,
+    /// Record of a box that outlives this process before it has started.
+    pub(crate) unstarted: Option<Box<Unstarted>>,
     /// Commands before the last stop.
     pub(crate) history: Option<History>,
 }
@@ -122,7 +125,9 @@ pub(crate) fn new_unique_id() -> String {
 /// Version of [`PersistedBox`].
 ///
 /// An added field keeps the version. A change that an older program would misread increments it.
-const RECORD_VERSION: u32 = 1;
+/// Version 2 is that of boxes that have not started, which older programs would take for stopped
+/// ones. All other records have version 1.
+const RECORD_VERSION: u32 = 2;
 
 /// Persistent form of an entry, stored on disk with its box.
 ///
@@ -168,6 +173,9 @@ pub(crate) struct PersistedBox {
     /// Commands before the last stop.
     #[serde(default)]
     pub(crate) history: Option<String>,
+    /// Start of a box that has not started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unstarted: Option<PersistedStart>,
 }
 
 impl PersistedBox {
@@ -175,6 +183,11 @@ impl PersistedBox {
     pub(crate) fn read(text: &str) -> Option<Self> {
         let record: Self = serde_json::from_str(text).ok()?;
         (record.version <= RECORD_VERSION).then_some(record)
+    }
+
+    /// Returns the unique id of the box.
+    pub(crate) fn unique_id(&self) -> &str {
+        self.unique_id.as_ref().unwrap_or(&self.backend_id)
     }
 
     /// Returns the digest of the image of the box.
@@ -252,6 +265,7 @@ impl BoxEntry {
             pool_missed: None,
             files: Box::default(),
             stopped: None,
+            unstarted: None,
             history: None,
         };
         Self {
@@ -366,8 +380,13 @@ impl BoxEntry {
     /// Returns the record that a later process needs to adopt the box.
     pub(crate) fn persisted(&self) -> PersistedBox {
         let status = self.status();
+        let unstarted = status.persisted_start();
         PersistedBox {
-            version: RECORD_VERSION,
+            version: if unstarted.is_some() {
+                RECORD_VERSION
+            } else {
+                1
+            },
             owner: self.owner.to_string(),
             spec: self.spec.clone(),
             backend_id: status.backend_id.clone(),
@@ -390,6 +409,7 @@ impl BoxEntry {
             pool_missed: status.pool_missed.clone(),
             files: status.files.persisted(),
             history: status.history.as_ref().and_then(History::name),
+            unstarted,
         }
     }
 
@@ -403,13 +423,11 @@ impl BoxEntry {
 
     /// Creates the entry of a box that this backend has adopted.
     pub(crate) fn adopted(record: PersistedBox, backend_name: &str) -> Self {
-        let entry = Self::new(record.owner.into(), &record.spec);
+        let entry = Self::new(record.owner.as_str().into(), &record.spec);
         {
             let mut status = entry.status();
             status.backend_name = backend_name.into();
-            status.unique_id = record
-                .unique_id
-                .unwrap_or_else(|| record.backend_id.clone());
+            record.unique_id().clone_into(&mut status.unique_id);
             status.backend_id = record.backend_id;
             status.created_at = record.created_at;
             status.since = record.since.unwrap_or(record.created_at);

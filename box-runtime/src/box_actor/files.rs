@@ -1,5 +1,7 @@
 //! Layers of a box: the files below its live ones, and its checkpoints.
 
+use std::sync::Arc;
+
 use box_protocol::{BoxError, BoxSpec, Checkpoint, ItemId, LayerId, PullPolicy};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -204,12 +206,13 @@ impl BoxEntry {
 
     /// Removes all that is left of a box that has ended: its layers, its record as a stopped box,
     /// and its earlier commands.
-    pub(crate) async fn discard_files(&self, shared: &Shared) {
+    pub(crate) async fn discard_files(self: &Arc<Self>, shared: &Shared) {
         let (stopped, history) = {
             let mut status = self.status();
             *status.files = BoxFiles::default();
             (status.stopped.take(), status.history.take())
         };
+        self.remove_unstarted_record().await;
         if let Some(stopped) = &stopped {
             shared.images.release(stopped.id());
         }

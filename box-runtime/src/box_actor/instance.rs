@@ -25,7 +25,7 @@ use crate::box_actor::entry::Location;
 use crate::shm::ShmPool;
 
 /// Version of the `agent.*` contract that this runtime supports.
-const AGENT_CONTRACT: u32 = 1;
+const AGENT_CONTRACT: u32 = 2;
 
 /// Longest message accepted from an agent.
 ///
@@ -91,7 +91,7 @@ impl RunningBox {
         let health = agent.peer().call::<AgentHealth>(health).await;
         let (has_file_shm, earlier) = match health {
             Ok(health) if health.contract == AGENT_CONTRACT => {
-                (health.spools_files, Earlier::of(&health))
+                (health.has_file_slots, Earlier::of(&health))
             }
             Ok(health) => {
                 return Err(BoxError::unavailable(format!(

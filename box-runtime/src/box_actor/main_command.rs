@@ -100,7 +100,7 @@ async fn watch(agent: &Peer, main_ended: &Notify) {
         until: Until::default(),
         exclusive: None,
         pty: None,
-        spool: None,
+        slot: None,
     };
     let Ok(mut stream) = agent.stream::<AgentOutput>(&agent_params).await else {
         return;

@@ -9,7 +9,8 @@
 //! - `instance`: the running box, if one exists. `starting`: its start. `mounts`: mounts besides the
 //!   workspace; `prepare`: commands before the box counts as running; `main_command`: the command
 //!   started with the box; `pause`: changes of state; `stop`: stops, starts and rollbacks.
-//! - `entry`: the shared description of the box; `files`: its layers; `persist`: its record on disk.
+//! - `entry`: the shared description of the box; `files`: its layers; `persist`: its record on disk;
+//!   `unstarted`: the record of a box that has not started.
 //! - `agent_access`: calls that bypass the queue; `silence`: times without answers of the agent.
 //! - `ending`: errors of calls to a box that has ended.
 //! - `validate`: checks of an agent's messages.
@@ -32,6 +33,7 @@ mod silence;
 mod starting;
 mod stop;
 mod turns;
+mod unstarted;
 mod validate;
 
 use std::panic::AssertUnwindSafe;
@@ -62,9 +64,9 @@ use crate::exec::FinishReply;
 use crate::images::Images;
 use crate::layers::Layers;
 use crate::pools::Pools;
+use crate::records::BoxRecords;
 use crate::registry::RegistryMessage;
 use crate::state_directory::StateDirectory;
-use crate::stopped::StoppedBoxes;
 
 pub(crate) use self::instance::{Instance, RunningBox, bounded, carrier_limits};
 pub(crate) use self::queue::queue_full;
@@ -93,8 +95,8 @@ pub(crate) struct Shared {
     pub(crate) pools: Pools,
     pub(crate) images: Images,
     pub(crate) layers: Layers,
-    /// Records of stopped boxes.
-    pub(crate) stopped: StoppedBoxes,
+    /// Records of boxes without a sandbox.
+    pub(crate) records: BoxRecords,
     pub(crate) state: Arc<StateDirectory>,
 }
 
@@ -108,6 +110,8 @@ pub(crate) enum ActorStart {
     Unreached(Box<Unreached>),
     /// Stopped box.
     Stopped,
+    /// Box that could not start.
+    Failed,
 }
 
 /// Runs an actor from start to end and reports the end to the registry.
@@ -133,6 +137,7 @@ pub(crate) async fn run(
             entry.access.close(entry.not_running());
             Vec::new()
         }
+        ActorStart::Failed => Vec::new(),
     };
     let mut actor = Actor {
         queue: Queue::new(&shared, &entry, mailbox, first),
@@ -523,7 +528,7 @@ mod tests {
             pools: Pools::default(),
             images: Images::new(&config),
             layers: Layers::new(Arc::clone(&state)),
-            stopped: StoppedBoxes::default(),
+            records: BoxRecords::default(),
             state,
             config,
         });

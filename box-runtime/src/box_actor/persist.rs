@@ -91,28 +91,31 @@ async fn write(entry: Arc<BoxEntry>) {
 /// Writes the current entry.
 ///
 /// A starting box has no record of the backend, because an adopting process would find it
-/// incomplete. If it was stopped, it keeps its record as a stopped box.
+/// incomplete. If it was stopped, it keeps its record as a stopped box. A new one has a record if
+/// its creator wants to find it even if it fails.
 async fn write_once(entry: &Arc<BoxEntry>) -> Result<(), BoxError> {
-    let (state, location, stopped) = {
+    let (state, location, stopped, unstarted) = {
         let status = entry.status();
         (
             status.state,
             status.location.clone(),
-            status.stopped.clone(),
+            status.stopped.as_deref().cloned(),
+            status.unstarted_place().cloned(),
         )
     };
     let is_starting = state == BoxState::Starting;
     let location = location.filter(|location| location.backend.capabilities().outlive);
     let location = location.filter(|_| !is_starting);
     let stopped = stopped.filter(|_| is_starting || state == BoxState::Stopped);
-    if location.is_none() && stopped.is_none() {
+    let place = stopped.or(unstarted);
+    if location.is_none() && place.is_none() {
         return Ok(());
     }
     let record = serde_json::to_string(&entry.persisted());
     let record = record.map_err(|error| BoxError::internal(error.to_string()))?;
-    let writing = move || match (location, stopped) {
+    let writing = move || match (location, place) {
         (Some(location), _) => location.backend.persist(location.id, &record),
-        (None, Some(stopped)) => stopped.write(&record),
+        (None, Some(place)) => place.write(&record),
         (None, None) => Ok(()),
     };
     let written = tokio::task::spawn_blocking(writing).await;

@@ -26,7 +26,7 @@ use super::instance::{Instance, RunningBox, bounded};
 use super::mounts::mounted;
 use super::{Actor, Request};
 use crate::backend::{Backend, Facts, StartRequest, StartedBox};
-use crate::box_actor::entry::{Location, Mounts, new_unique_id};
+use crate::box_actor::entry::{BoxEntry, Location, Mounts, new_unique_id};
 use crate::environment::box_environment;
 use crate::images::ResolvedImage;
 use crate::layers::LayerUse;
@@ -36,15 +36,22 @@ use crate::volumes::MountedVolume;
 impl Actor {
     /// Keeps the entry of a box that could not start, so that later callers can read the reason.
     pub(super) async fn keep_failed(&mut self, request: Request, error: BoxError) {
-        let message = error.message();
-        let later = format!("box {} did not start: {message}", self.entry.spec.box_id);
-        self.entry.set_failed(broken(later), message.to_owned());
+        self.entry.set_not_started(error.message().to_owned());
         self.queue.refuse_waiting(&error);
         let _ = self.instance.stop().await;
+        self.entry.mark_changed();
         // The idle timer of a failed entry begins here.
         self.queue.mark_used();
         self.queue.reset_timers();
         request.refuse(error);
+    }
+}
+
+impl BoxEntry {
+    /// Records that the box could not start.
+    pub(super) fn set_not_started(&self, reason: String) {
+        let later = format!("box {} did not start: {reason}", self.spec.box_id);
+        self.set_failed(broken(later), reason);
     }
 }
 
@@ -219,6 +226,7 @@ impl Instance {
             let message = format!("without {degraded}");
             self.shared.events.record(&self.entry, "degraded", &message);
         }
+        self.entry.remove_unstarted_record().await;
         self.open_access();
         Ok(())
     }

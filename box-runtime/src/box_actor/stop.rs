@@ -5,7 +5,7 @@
 //!    (`history.rs`).
 //! 2. The backend ends the sandbox and makes a layer of its files. From here on, a crash leaves a
 //!    stopped box.
-//! 3. The runtime writes the record of the stopped box (`stopped.rs`), and the backend removes its
+//! 3. The runtime writes the record of the stopped box (`records.rs`), and the backend removes its
 //!    own.
 //!
 //! # Start
@@ -26,8 +26,8 @@ use super::instance::{Instance, bounded};
 use crate::backend::{Backend, SnapshotRequest};
 use crate::history::{self, History};
 use crate::layers::LayerUse;
+use crate::records::BoxRecords;
 use crate::snapshots::{MAX_LAYERS, blocking};
-use crate::stopped::StoppedBoxes;
 
 /// Time beyond the limit of a stop after which the runtime stops waiting for the backend.
 const GRACE: Duration = Duration::from_secs(30);
@@ -87,7 +87,7 @@ impl Instance {
             running.agent.cut();
         }
         self.entry
-            .set_stopped(&self.shared.stopped, id, layer, history);
+            .set_stopped(&self.shared.records, id, layer, history);
         self.entry.mark_changed();
         match self.entry.wait_persisted().await {
             Ok(()) => {
@@ -258,7 +258,7 @@ impl Instance {
             .map(|record| record.id());
         let place = self
             .shared
-            .stopped
+            .records
             .place(running.or(earlier).unwrap_or_else(Uuid::now_v7));
         // The record comes first: after a crash, a box that still lives counts, and otherwise the
         // record.
@@ -311,7 +311,7 @@ impl BoxEntry {
     /// Records that the box is stopped, and that its files are a layer.
     pub(crate) fn set_stopped(
         &self,
-        records: &StoppedBoxes,
+        records: &BoxRecords,
         id: Uuid,
         layer: LayerUse,
         history: History,

@@ -28,7 +28,7 @@ use crate::runtime::{BoxRuntime, unsupported};
 pub(crate) use uses::ItemUse;
 use uses::Uses;
 
-/// The catalogue of a runtime.
+/// The catalog of a runtime.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Items {
     store: Option<Arc<Catalog>>,
@@ -36,7 +36,7 @@ pub(crate) struct Items {
 }
 
 impl Items {
-    /// The catalogue in this store. Without one, the runtime has no items.
+    /// The catalog in this store. Without one, the runtime has no items.
     pub(crate) fn new(store: Option<Arc<Catalog>>) -> Self {
         Self {
             store,
@@ -47,7 +47,7 @@ impl Items {
     fn store(&self) -> Result<&Arc<Catalog>, BoxError> {
         self.store.as_ref().ok_or_else(|| {
             BoxError::unsupported(
-                "catalogue: this runtime has no state directory; use a server: boxd serve",
+                "catalog: this runtime has no state directory; use a server: boxd serve",
             )
         })
     }
@@ -286,7 +286,7 @@ impl BoxRuntime {
     ) -> Result<T, BoxError> {
         let store = Arc::clone(self.items().store()?);
         let done = tokio::task::spawn_blocking(move || work(&store)).await;
-        let done = done.map_err(|_| BoxError::internal("catalogue task failed"))?;
+        let done = done.map_err(|_| BoxError::internal("catalog task failed"))?;
         Ok(done?)
     }
 }
@@ -296,7 +296,7 @@ pub(crate) async fn completed<T: Send + 'static>(
     work: impl Future<Output = Result<T, BoxError>> + Send + 'static,
 ) -> Result<T, BoxError> {
     let done = tokio::spawn(work).await;
-    done.unwrap_or_else(|_| Err(BoxError::internal("catalogue task failed")))
+    done.unwrap_or_else(|_| Err(BoxError::internal("catalog task failed")))
 }
 
 fn viewer<'a>(caller: &Caller, name: &'a str) -> Viewer<'a> {

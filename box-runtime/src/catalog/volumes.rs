@@ -112,7 +112,7 @@ impl BoxRuntime {
             return;
         };
         for (kind, id) in store.swept() {
-            tracing::info!(%kind, %id, "removed an unfinished item of an earlier server");
+            tracing::info!(%kind, %id, "an earlier server did not finish an item");
         }
         let known = store.ids(CatalogKind::Volume);
         let Ok(volumes) = self.volumes() else { return };

@@ -153,7 +153,7 @@ impl FakeBackend {
                 probe_trouble: None,
                 capabilities: Capabilities::default().with_network(),
                 facts: Facts::default(),
-                contract: 1,
+                contract: 2,
                 start_troubles: VecDeque::new(),
                 persist_error: None,
                 policy_hook: None,

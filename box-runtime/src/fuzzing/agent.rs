@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use box_protocol::actions::{
     AgentChunk, AgentCommand, AgentEndsResult, AgentFileChunk, AgentHealthResult, AgentKillResult,
     AgentListResult, AgentOutputParams, CommandChunk, FileStatInfo, FileTreeResult, GuestInfo,
-    OutputPiece, PortChunk, ReadEnd, ReadFrom, ReadWhy, SPOOL_RING, SpooledPiece, StreamName,
-    Until, View,
+    OutputPiece, PortChunk, ReadEnd, ReadFrom, ReadWhy, SLOT_RING, SlotPiece, StreamName, Until,
+    View,
 };
 use box_protocol::error::Detail;
 use box_protocol::{Blob, Code, CommandId, MAX_CHUNK_BYTES, PerStream, is_invisible};
@@ -252,18 +252,18 @@ fn split(chunk: &AgentChunk, pieces: usize) -> Vec<AgentChunk> {
             parts.collect()
         }
         // A chunk that is not in the slot is a violation only as a whole, too.
-        AgentChunk::Spooled(piece)
+        AgentChunk::InSlot(piece)
             if (2..=MAX_CHUNK_BYTES as u64).contains(&piece.bytes)
-                && piece.offset % SPOOL_RING + piece.bytes <= SPOOL_RING
+                && piece.offset % SLOT_RING + piece.bytes <= SLOT_RING
                 && pieces < usize::MAX =>
         {
-            let first = SpooledPiece { bytes: 1, ..*piece };
-            let rest = SpooledPiece {
+            let first = SlotPiece { bytes: 1, ..*piece };
+            let rest = SlotPiece {
                 offset: piece.offset.saturating_add(1),
                 bytes: piece.bytes - 1,
                 ..*piece
             };
-            [first, rest].map(AgentChunk::Spooled).to_vec()
+            [first, rest].map(AgentChunk::InSlot).to_vec()
         }
         chunk => vec![chunk.clone()],
     }

@@ -105,7 +105,7 @@ pub fn proxy_answer(bytes: &[u8]) -> Option<(usize, bool)> {
 #[cfg(test)]
 mod tests {
     use crate::ShmPool;
-    use box_protocol::actions::{SPOOL_BYTES, SPOOL_SLOTS};
+    use box_protocol::actions::{SLOT_BYTES, SLOTS};
 
     /// Calls `check` with each seed of a fuzz target.
     fn seeds(target: &str, check: impl Fn(&[u8])) {
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn agent_messages_of_the_fuzzer_give_the_same_output_in_pieces() {
         let file = tempfile::tempfile().unwrap();
-        file.set_len(u64::from(SPOOL_SLOTS) * SPOOL_BYTES).unwrap();
+        file.set_len(u64::from(SLOTS) * SLOT_BYTES).unwrap();
         let pool = ShmPool::new(file);
         seeds("agent", |seed| {
             super::agent(std::str::from_utf8(seed).unwrap(), &pool);

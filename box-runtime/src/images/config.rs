@@ -13,9 +13,9 @@ use crate::egress::Proxy;
 pub struct ImagesConfig {
     /// Private directory of the store. The runtime creates it at the first use.
     pub directory: PathBuf,
-    /// Directory of the catalogue, whose snapshots use images. It may be absent.
+    /// Directory of the catalog, whose snapshots use images. It may be absent.
     pub catalog: PathBuf,
-    /// Directory of the records of stopped boxes, which use images. It may be absent.
+    /// Directory of the records of boxes without a sandbox, which use images. It may be absent.
     pub stopped: PathBuf,
     /// Private file with the passwords of registries.
     pub passwords: PathBuf,

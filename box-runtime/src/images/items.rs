@@ -1,4 +1,4 @@
-//! Images as items of the catalogue: `catalog.get` and `catalog.list`.
+//! Images as items of the catalog: `catalog.get` and `catalog.list`.
 
 use box_protocol::actions::{
     CatalogListParams, CatalogListResult, ImageGetParams, ImageInfo, ImageListParams,

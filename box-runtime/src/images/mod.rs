@@ -6,7 +6,7 @@
 //! 3. `actions.rs`: `image.*`, and what a caller may do. `transfer.rs`: imports and exports.
 //! 4. `passwords.rs`: the passwords of registries. `progress.rs`: reports about a pull.
 //! 5. `archiver.rs`: exports of files that an ordinary user may not read.
-//! 6. `config.rs`: the settings. `items.rs`: images as items of the catalogue.
+//! 6. `config.rs`: the settings. `items.rs`: images as items of the catalog.
 //!
 //! # Images in use
 //! The runtime holds a lease of the store for each box with an image. A lease ends with its process,
@@ -192,7 +192,7 @@ impl Inner {
                 Err(error) => problems.push(error),
             }
         }
-        match crate::stopped::list(&self.config.stopped) {
+        match crate::records::list(&self.config.stopped) {
             Ok(stopped) => records.extend(stopped),
             Err(error) => {
                 let kind = error.kind();
@@ -215,7 +215,7 @@ impl Inner {
                 None => problems.push(unknown_uses(id)),
             }
         }
-        // Also without a server, whose catalogue only one process can open.
+        // Also without a server, whose catalog only one process can open.
         match box_catalog::stored(&self.config.catalog, CatalogKind::Snapshot) {
             Ok(items) => {
                 for item in items {

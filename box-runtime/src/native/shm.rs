@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use box_protocol::actions::{SPOOL_BYTES, SPOOL_SLOTS};
+use box_protocol::actions::{SLOT_BYTES, SLOTS};
 use rustix::fs::{FileType, MemfdFlags, OFlags, SealFlags};
 
 use crate::shm::ShmPool;
 
-const BYTES: u64 = SPOOL_SLOTS as u64 * SPOOL_BYTES;
+const BYTES: u64 = SLOTS as u64 * SLOT_BYTES;
 
 /// Seals that fix the size, so that every access stays within the memory.
 const SEALS: SealFlags = SealFlags::GROW
@@ -21,7 +21,7 @@ const SEALS: SealFlags = SealFlags::GROW
 /// The kernel accounts their memory to the box.
 pub(super) fn create() -> io::Result<(ShmPool, OwnedFd)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("box-spool", flags)?;
+    let file = rustix::fs::memfd_create("box-slot", flags)?;
     rustix::fs::ftruncate(&file, BYTES)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     let ours = file.try_clone()?;

@@ -213,16 +213,16 @@ fn invalid_chunks_are_refused() {
         begin((0, 0), (0, 0), b"")
     ]));
     assert!(odd(vec![begin((0, 0), (0, 0), b"a")]));
-    let spooled = |bytes| {
-        AgentChunk::Spooled(SpooledPiece {
+    let in_slot = |bytes| {
+        AgentChunk::InSlot(SlotPiece {
             at: UnixMs::now(),
             stream: Stdout,
             offset: 0,
             bytes,
         })
     };
-    assert!(odd(vec![spooled(1)]), "there is no slot");
-    assert!(odd(vec![spooled(u64::MAX)]));
+    assert!(odd(vec![in_slot(1)]), "there is no slot");
+    assert!(odd(vec![in_slot(u64::MAX)]));
 }
 
 #[test]

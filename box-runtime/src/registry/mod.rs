@@ -379,9 +379,21 @@ impl Registry {
     /// Creates the box for a request and passes the request to its task.
     fn create(&mut self, mut request: Request) {
         let owner = request.subject().1.name();
-        if let Some(entry) = new_entry(owner, &mut request) {
+        if let Some(entry) = self.new_entry(owner, &mut request) {
             self.insert(entry, ActorStart::Requests(vec![request]));
         }
+    }
+
+    /// Creates the entry of the box that a request asks for, if it can create one.
+    fn new_entry(&self, owner: Arc<str>, request: &mut Request) -> Option<Arc<BoxEntry>> {
+        let entry = Arc::new(BoxEntry::new(owner, request.spec()?));
+        if let Some(origin) = request.take_origin() {
+            entry.set_origin(*origin);
+        }
+        if matches!(&request, Request::Create(create) if create.keep_failed) {
+            entry.outlive_start(&self.shared.records);
+        }
+        Some(entry)
     }
 
     /// Registers an adopted box, unless another box has its key.
@@ -507,20 +519,11 @@ impl Registry {
         }
         let first = next.first_mut();
         let owner = Arc::clone(&entry.owner);
-        if let Some(entry) = first.and_then(|first| new_entry(owner, first)) {
+        if let Some(entry) = first.and_then(|first| self.new_entry(owner, first)) {
             self.insert(entry, ActorStart::Requests(next));
         }
         self.shutdowns.answer_finished();
     }
-}
-
-/// Creates the entry of the box that a request asks for, if it can create one.
-fn new_entry(owner: Arc<str>, request: &mut Request) -> Option<Arc<BoxEntry>> {
-    let entry = Arc::new(BoxEntry::new(owner, request.spec()?));
-    if let Some(origin) = request.take_origin() {
-        entry.set_origin(*origin);
-    }
-    Some(entry)
 }
 
 /// Checks whether a request may go to an existing box.

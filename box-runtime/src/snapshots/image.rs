@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_catalog::NewItem;
 use box_protocol::actions::ImagePullParams;
-use box_protocol::catalog::{CatalogItem, CatalogKind, ItemState};
+use box_protocol::catalog::{CatalogItem, ItemState};
 use box_protocol::{BoxError, HOST_IMAGE, PullPolicy};
 use box_rpc::Caller;
 
@@ -39,15 +39,7 @@ impl BoxRuntime {
         match made {
             Ok(item) => Ok(item),
             Err(error) => {
-                let reason = error.message().to_owned();
-                self.on_store(move |store| {
-                    store.update(CatalogKind::Snapshot, &item.id, |item| {
-                        item.state = ItemState::Failed;
-                        item.reason = Some(reason);
-                        Ok(())
-                    })
-                })
-                .await?;
+                self.fail_snapshot(item.id, &error).await?;
                 Err(error)
             }
         }

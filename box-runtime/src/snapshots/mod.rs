@@ -2,7 +2,7 @@
 //!
 //! # Steps of a snapshot
 //! 1. The runtime stores an item in the state `building`, so that the name is taken. A server that
-//!    starts again removes it.
+//!    starts again marks it as `failed`.
 //! 2. [`capture`](BoxRuntime::capture) makes a layer of the live files of the box: the backend
 //!    freezes the box, copies the files and thaws it. Of a stopped box, nothing is copied.
 //! 3. The item names the new layer and those below it, and is `ready`. The kernel writes the copy to
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_catalog::NewItem;
+use box_catalog::{Catalog, NewItem};
 use box_protocol::actions::{
     BoxCheckpoint, BoxCheckpointParams, BoxFork, BoxForkParams, BoxForkResult, BoxRollback,
     BoxRollbackParams, BoxSnapshot, BoxSnapshotParams,
@@ -164,18 +164,39 @@ impl BoxRuntime {
                 runtime.complete_snapshot(id, tags, captured).await
             };
             let made = making.await;
-            if made.is_err() {
-                let removed = runtime
-                    .on_store(move |store| store.remove(CatalogKind::Snapshot, &item.id))
-                    .await;
-                if let Err(error) = removed {
-                    tracing::warn!(%error, "cannot remove an unfinished snapshot");
+            if let Err(error) = &made {
+                let ended = if params.keep_failed {
+                    runtime.fail_snapshot(item.id, error).await
+                } else {
+                    let remove =
+                        move |store: &Catalog| store.remove(CatalogKind::Snapshot, &item.id);
+                    runtime.on_store(remove).await
+                };
+                if let Err(error) = ended {
+                    tracing::warn!(%error, "cannot end an unfinished snapshot");
                 }
                 runtime.shared().collect_layers();
             }
             made
         })
         .await
+    }
+
+    /// Stores why a snapshot was not made.
+    async fn fail_snapshot(&self, id: ItemId, error: &BoxError) -> Result<(), BoxError> {
+        let reason = error.message().to_owned();
+        let failing = self.on_store(move |store| {
+            store.update(CatalogKind::Snapshot, &id, |item| {
+                item.state = ItemState::Failed;
+                item.reason = Some(reason);
+                if let ItemContent::Snapshot(content) = &mut item.content {
+                    // It uses no image any more.
+                    content.image = None;
+                }
+                Ok(())
+            })
+        });
+        failing.await.map(drop)
     }
 
     /// Stores the layers of a snapshot. From now on it has its tags.

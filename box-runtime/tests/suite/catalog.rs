@@ -1,4 +1,4 @@
-//! Items of the catalogue, through the runtime.
+//! Items of the catalog, through the runtime.
 
 use std::sync::Arc;
 

@@ -1,13 +1,16 @@
-//! Boxes that cannot start and stay, so that a caller that did not wait can read the reason.
+//! Boxes whose creator wants to find them even if they cannot start, so that a caller that did not
+//! wait can read the reason. They outlive the runtime before they have started.
+
+use std::path::Path;
 
 use box_protocol::actions::{BoxCreateParams, BoxListParams, IfExists};
 use box_protocol::error::{Detail, Ended};
-use box_protocol::{BoxError, BoxInfo, BoxState, Code, Lifetime, SpecDraft};
+use box_protocol::{BoxError, BoxInfo, BoxState, Code, Lifetime, Name, SpecDraft};
 use box_runtime::fake::Trouble;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::fixture::{Fixture, code, fixture, fixture_with, seconds};
+use crate::fixture::{Fixture, code, fixture, fixture_with, seconds, settle};
 
 const REASON: &str = "no such image";
 
@@ -88,4 +91,147 @@ async fn a_box_that_could_not_start_is_deleted_after_its_idle_time_or_an_hour() 
     assert_eq!(w.ids().await, ["years"]);
     sleep(seconds(3600)).await;
     assert!(w.ids().await.is_empty());
+}
+
+fn with_state(directory: &Path) -> Fixture {
+    fixture_with(|config| config.state_dir = Some(directory.to_owned()))
+}
+
+/// Starts a runtime on a copy of what another has on disk now, as after a crash.
+async fn after_crash(directory: &Path, copy: &Path) -> Fixture {
+    let w = crashed(directory, copy);
+    w.runtime.adopt().await.unwrap();
+    settle().await;
+    w
+}
+
+/// The same runtime before it has adopted the boxes.
+fn crashed(directory: &Path, copy: &Path) -> Fixture {
+    let records = directory.join("stopped");
+    std::fs::create_dir(copy.join("stopped")).unwrap();
+    for record in std::fs::read_dir(records).into_iter().flatten().flatten() {
+        let to = copy.join("stopped").join(record.file_name());
+        std::fs::copy(record.path(), to).unwrap();
+    }
+    with_state(copy)
+}
+
+fn records(directory: &Path) -> usize {
+    let records = std::fs::read_dir(directory.join("stopped"));
+    records.map_or(0, Iterator::count)
+}
+
+/// Starts to create a box whose start never returns, and returns when a caller has seen it.
+async fn hang(w: &Fixture, spec: SpecDraft) -> BoxInfo {
+    w.backend.next_start(Trouble::Hang);
+    let box_id = spec.box_id.clone().unwrap();
+    let params = BoxCreateParams {
+        keep_failed: true,
+        ..BoxCreateParams::new(spec)
+    };
+    let (runtime, caller) = (w.runtime.clone(), w.caller.clone());
+    tokio::spawn(async move { runtime.create(&caller, params).await });
+    loop {
+        match w.get(&box_id).await {
+            Ok(info) => return info,
+            Err(_) => settle().await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_box_that_a_crash_interrupted_in_its_start_starts_again() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let w = with_state(before.path()).with_token("ann");
+    let spec = SpecDraft {
+        name: Some(Name::new("report").unwrap()),
+        labels: Some([("team".to_owned(), "a".to_owned())].into()),
+        ..SpecDraft::new("a")
+    };
+    let starting = hang(&w, spec).await;
+    assert_eq!(starting.state, BoxState::Starting);
+    // Without the setting, a box that has not started is gone.
+    w.backend.next_start(Trouble::Hang);
+    let other = w.with_caller(w.caller.clone());
+    tokio::spawn(async move { other.create(SpecDraft::new("b")).await });
+    settle().await;
+    assert_eq!(w.get("b").await.unwrap().state, BoxState::Starting);
+
+    let next = after_crash(before.path(), after.path())
+        .await
+        .with_token("ann");
+    assert_eq!(code(next.get("b").await), Code::NotFound);
+    let mut info = next.get("a").await.unwrap();
+    while info.state == BoxState::Starting {
+        settle().await;
+        info = next.get("a").await.unwrap();
+    }
+    assert_eq!(info.state, BoxState::Running, "{info:?}");
+    assert_eq!(
+        (info.unique_id, info.name),
+        (starting.unique_id, starting.name)
+    );
+    assert_eq!(info.labels, starting.labels);
+    assert_eq!(next.backend.starts(), ["a"]);
+    assert_eq!(
+        next.backend.specs()[0].name.as_ref().unwrap().as_str(),
+        "report"
+    );
+    // A box that has started has a record of its backend instead.
+    assert_eq!(records(after.path()), 0);
+}
+
+#[tokio::test]
+async fn a_start_that_ends_every_server_fails_in_the_end() {
+    let directories: [_; 4] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+    let [first, second, third, fourth] = directories.each_ref().map(|it| it.path());
+    let mut servers = vec![with_state(first)];
+    hang(&servers[0], SpecDraft::new("a")).await;
+    for (before, after) in [(first, second), (second, third)] {
+        let w = crashed(before, after);
+        w.backend.next_start(Trouble::Hang);
+        w.runtime.adopt().await.unwrap();
+        assert_eq!(w.get("a").await.unwrap().state, BoxState::Starting);
+        servers.push(w);
+    }
+    let last = after_crash(third, fourth).await;
+    let info = last.get("a").await.unwrap();
+    assert_eq!(info.state, BoxState::Failed);
+    assert!(info.reason.unwrap().contains("ended 3 times"));
+    assert!(last.backend.starts().is_empty());
+}
+
+#[tokio::test]
+async fn the_reason_of_a_box_that_could_not_start_survives_a_crash() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let w = with_state(before.path());
+    let failed = fail(&w, SpecDraft::new("a")).await;
+    let next = after_crash(before.path(), after.path()).await;
+    let info = next.get("a").await.unwrap();
+    assert_eq!((info.state, info.since), (BoxState::Failed, failed.since));
+    assert_eq!(info.reason.as_deref(), Some(REASON));
+    let error = next.commands("a").await.unwrap_err();
+    let detail: Detail = error.detail().unwrap();
+    assert_eq!(detail.ended, Some(Ended::Failed));
+    assert!(next.backend.starts().is_empty());
+    next.delete("a").await.unwrap();
+    assert_eq!(records(after.path()), 0);
+}
+
+#[tokio::test]
+async fn a_box_that_is_deleted_while_it_starts_leaves_no_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let w = with_state(directory.path());
+    for _ in 0..20 {
+        hang(&w, SpecDraft::new("a")).await;
+        w.force_delete("a").await.unwrap();
+        assert_eq!(records(directory.path()), 0);
+    }
+    // One that starts has a record of its backend only.
+    let params = BoxCreateParams {
+        keep_failed: true,
+        ..BoxCreateParams::new(SpecDraft::new("a"))
+    };
+    w.runtime.create(&w.caller, params).await.unwrap();
+    assert_eq!(records(directory.path()), 0);
 }

@@ -83,7 +83,7 @@ impl Handle<AgentHealth> for FileBackend {
         _: Call<AgentHealth>,
     ) -> Result<AgentHealthResult, BoxError> {
         Ok(AgentHealthResult {
-            contract: 1,
+            contract: 2,
             ..AgentHealthResult::default()
         })
     }

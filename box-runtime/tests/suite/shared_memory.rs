@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use box_protocol::actions::{
     AgentFileChunk, AgentHealth, AgentHealthParams, AgentHealthResult, AgentRead, AgentReadParams,
     AgentWrite, AgentWriteParams, BoxCreateParams, FILE_PIECE, FILE_PLACES, FileChunk, FileKind,
-    FileRead, FileReadParams, FileStatInfo, FileWrite, FileWriteParams, SPOOL_BYTES, SPOOL_SLOTS,
+    FileRead, FileReadParams, FileStatInfo, FileWrite, FileWriteParams, SLOT_BYTES, SLOTS,
 };
 use box_protocol::{BoxError, Code, MAX_CHUNK_BYTES, SpecDraft, UnixMs};
 use box_rpc::{Call, Handle, Limits, Options, Router, Session};
@@ -81,8 +81,8 @@ impl Handle<AgentHealth> for SharedMemoryBackend {
         _: Call<AgentHealth>,
     ) -> Result<AgentHealthResult, BoxError> {
         Ok(AgentHealthResult {
-            contract: 1,
-            spools_files: true,
+            contract: 2,
+            has_file_slots: true,
             ..AgentHealthResult::default()
         })
     }
@@ -112,12 +112,12 @@ impl Handle<AgentRead> for SharedMemoryBackend {
         params: AgentReadParams,
         mut call: Call<AgentRead>,
     ) -> Result<FileStatInfo, BoxError> {
-        self.0.used.lock().await.push(params.spool);
+        self.0.used.lock().await.push(params.slot);
         let path = params.read.path;
-        let spooled = |bytes| AgentFileChunk::Spooled { offset: 0, bytes };
+        let in_slot = |bytes| AgentFileChunk::InSlot { offset: 0, bytes };
         let lie = match path.as_str() {
-            "/longer" => Some(spooled(FILE_PIECE + 1)),
-            "/endless" => Some(spooled(u64::MAX)),
+            "/longer" => Some(in_slot(FILE_PIECE + 1)),
+            "/endless" => Some(in_slot(u64::MAX)),
             "/inline" => Some(AgentFileChunk::Inline(FileChunk {
                 offset: 0,
                 data: vec![0; MAX_CHUNK_BYTES + 1].into(),
@@ -129,12 +129,12 @@ impl Handle<AgentRead> for SharedMemoryBackend {
             sink.send(&lie).await?;
             return Ok(info(path, 0));
         }
-        let at = u64::from(params.spool) * SPOOL_BYTES;
+        let at = u64::from(params.slot) * SLOT_BYTES;
         for piece in 0..4 {
             let bytes = vec![b'a' + u8::try_from(piece).unwrap(); 8192];
             let place = at + piece % FILE_PLACES * FILE_PIECE;
             self.0.slots.write_all_at(&bytes, place).unwrap();
-            let chunk = AgentFileChunk::Spooled {
+            let chunk = AgentFileChunk::InSlot {
                 offset: piece * 8192,
                 bytes: 8192,
             };
@@ -153,9 +153,9 @@ impl Handle<AgentWrite> for SharedMemoryBackend {
         params: AgentWriteParams,
         _: Call<AgentWrite>,
     ) -> Result<FileStatInfo, BoxError> {
-        self.0.used.lock().await.push(params.spool);
+        self.0.used.lock().await.push(params.slot);
         let mut data = vec![0; usize::try_from(params.bytes).unwrap()];
-        let at = u64::from(params.spool) * SPOOL_BYTES;
+        let at = u64::from(params.slot) * SLOT_BYTES;
         self.0.slots.read_exact_at(&mut data, at).unwrap();
         let path = params.write.path;
         if path == "/stuck" {
@@ -169,7 +169,7 @@ impl Handle<AgentWrite> for SharedMemoryBackend {
 
 async fn slotted() -> (BoxRuntime, SharedMemoryBackend) {
     let slots = tempfile::tempfile().unwrap();
-    slots.set_len(u64::from(SPOOL_SLOTS) * SPOOL_BYTES).unwrap();
+    slots.set_len(u64::from(SLOTS) * SLOT_BYTES).unwrap();
     let backend = SharedMemoryBackend(Arc::new(Shared {
         slots,
         agents: Mutex::default(),
@@ -221,7 +221,7 @@ async fn invalid_sizes_from_an_agent_are_refused() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_call_frees_its_slot() {
     let (runtime, backend) = slotted().await;
-    for round in 0..3 * SPOOL_SLOTS {
+    for round in 0..3 * SLOTS {
         tokio::select! {
             biased;
             _ = read(&runtime, "/stuck") => panic!("the call does not end"),

@@ -532,6 +532,29 @@ async fn a_failed_snapshot_leaves_the_tag_of_the_good_one() {
 }
 
 #[tokio::test]
+async fn a_failed_snapshot_stays_if_asked_for_until_the_next_with_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let w = with_state(&directory);
+    w.create(SpecDraft::new("a")).await.unwrap();
+    w.backend
+        .next_layer(Trouble::Fail(BoxError::capacity("full")));
+    let kept = json!({"box_id": "a", "name": "kept", "tags": ["latest"], "keep_failed": true});
+    let refused = w.runtime.snapshot(&w.caller, params(kept)).await;
+    assert_eq!(code(refused), Code::Capacity);
+    let all = CatalogListParams::of(CatalogKind::Snapshot);
+    let listed = w.runtime.list_items(&w.caller, all.clone()).await.unwrap();
+    let [failed] = &*listed.items else {
+        panic!("{:?}", listed.items);
+    };
+    assert_eq!(failed.state, ItemState::Failed);
+    assert_eq!(failed.reason.as_deref(), Some("full"));
+    assert!(content(failed).layers.is_empty());
+    let again = snapshot(&w, "a", "kept").await.unwrap();
+    let listed = w.runtime.list_items(&w.caller, all).await.unwrap();
+    assert_eq!(listed.items, [again]);
+}
+
+#[tokio::test]
 async fn a_checkpoint_has_no_name_that_a_diff_understands_otherwise() {
     let directory = tempfile::tempdir().unwrap();
     let w = with_state(&directory);

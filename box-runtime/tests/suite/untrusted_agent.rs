@@ -164,7 +164,7 @@ async fn a_failed_persistent_box_is_forgotten_unless_it_is_made_again() {
 #[tokio::test(start_paused = true)]
 async fn an_agent_of_another_contract_is_refused() {
     let w = fixture();
-    w.backend.set_contract(2);
+    w.backend.set_contract(3);
     assert_eq!(code(w.exec("s", "true").await), Code::Unavailable);
     assert_eq!((w.backend.running(), w.ids().await.len()), (0, 0));
 }

@@ -64,7 +64,7 @@ fn a_full_disk_refuses_by_name_and_loses_no_file() {
     );
     refused(
         &["volume", "create", "v"],
-        "capacity: catalogue: no space left",
+        "capacity: catalog: no space left",
     );
     refused(
         &["run", "--name", "c", "true"],

@@ -1,4 +1,4 @@
-//! Items of the catalogue of this server, as all kinds of them are found, made, changed and deleted.
+//! Items of the catalog of this server, as all kinds of them are found, made, changed and deleted.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};

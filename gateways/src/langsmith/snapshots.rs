@@ -1,6 +1,6 @@
 //! Snapshots: of a box, or of an image. Their names have tags, as images have.
 //!
-//! Several snapshots can have one name here, and a tag belongs to one of them. In the catalogue, an item has a unique
+//! Several snapshots can have one name here, and a tag belongs to one of them. In the catalog, an item has a unique
 //! name, and the tag `NAME:TAG`. Labels with a prefix keep what this API adds.
 
 use std::future::Future;
@@ -183,7 +183,7 @@ pub(super) struct NewSnapshot {
     image_config: Option<Value>,
 }
 
-/// What an item of the catalogue needs.
+/// What an item of the catalog needs.
 struct Record {
     name: Name,
     tags: Vec<Name>,
@@ -309,6 +309,7 @@ pub(super) async fn capture(
     let mut params = BoxSnapshotParams::new(info.box_id, record.name.clone());
     params.tags = record.tags;
     params.labels = record.labels;
+    params.keep_failed = true;
     let made = {
         let context = context.clone();
         async move { context.runtime().snapshot(&context.caller, params).await }

@@ -96,7 +96,7 @@ async def test_an_image_that_cannot_be_pulled_is_a_creation_error(client):
 
 @pytest.mark.parametrize("script", ["echo no such package >&2; exit 3", "exit 3"])
 async def test_a_preparation_that_fails_is_a_crash(server, client, script):
-    """The SDK has no preparations; a template of the same token in Box's own catalogue does."""
+    """The SDK has no preparations; a template of the same token in Box's own catalog does."""
     name = new_name()
     env = environment(BOXD_ENDPOINT=f"ws://127.0.0.1:{server.port}/rpc/ws", BOXD_TOKEN=TOKEN)
     subprocess.run([BOXD, "template", "create", name, "--prepare", script], env=env, check=True, timeout=120)

@@ -12,9 +12,6 @@ mod adoption;
 mod agent;
 mod basics;
 mod commands;
-// The probes make system calls by their numbers on this architecture.
-#[cfg(target_arch = "x86_64")]
-mod catalogue;
 mod disks;
 mod durability;
 mod egress;
@@ -34,6 +31,9 @@ mod ports;
 mod process_cleanup;
 mod readers;
 mod remote_runtime;
+// The probes make system calls by their numbers on this architecture.
+#[cfg(target_arch = "x86_64")]
+mod security;
 mod service;
 mod shells;
 mod snapshots;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use box_protocol::actions::{FileRead, FileReadParams, SPOOL_SLOTS};
+use box_protocol::actions::{FileRead, FileReadParams, SLOTS};
 use box_runtime::Caller;
 use box_tests::machine::on_each_machine;
 use futures::future::join_all;
@@ -18,7 +18,7 @@ async fn calls_that_are_dropped_half_way_spoil_nothing_for_others() {
         let whole: Vec<u8> = (0..=250_u8).cycle().take(3 << 20).collect();
         let half = vec![b'h'; 1 << 20];
         inside.write("/tmp/whole", &whole[..1 << 20]).await;
-        for round in 0..3 * SPOOL_SLOTS {
+        for round in 0..3 * SLOTS {
             let params: FileReadParams = inside.params(json!({"path": "/tmp/whole"}));
             let (to, mut chunks) = mpsc::channel(1);
             let caller = Caller::Local;
@@ -32,7 +32,7 @@ async fn calls_that_are_dropped_half_way_spoil_nothing_for_others() {
             let within = Duration::from_micros(u64::from(round) * 100);
             let _ = tokio::time::timeout(within, written).await;
         }
-        let paths: Vec<_> = (0..2 * SPOOL_SLOTS).map(|n| format!("/tmp/n{n}")).collect();
+        let paths: Vec<_> = (0..2 * SLOTS).map(|n| format!("/tmp/n{n}")).collect();
         let all = paths.iter().enumerate().map(async |(n, path)| {
             let mine = &whole[n..][..1 << 20];
             inside.write(path, mine).await;

@@ -1,8 +1,14 @@
-//! Records of stopped boxes on disk, which survive a crash of the machine.
+//! Records on disk of boxes without a sandbox, which survive a crash of the machine.
 //!
-//! A stopped box has no sandbox, and so no record of the backend. Its record names its layers. The
-//! runtime writes it before it removes the record of the backend, and removes it after a start has
-//! written a new one. If both exist, the box of the backend counts if it lives.
+//! A box with a sandbox has a record of its backend instead. If both exist, the box of the backend
+//! counts if it lives.
+//!
+//! - The record of a stopped box names its layers. The runtime writes it before it removes the
+//!   record of the backend.
+//! - A box that its creator wants to find even if it fails has a record before it has started, and
+//!   after it has failed to start.
+//!
+//! The runtime removes the record after a start has written one of the backend.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -13,33 +19,33 @@ use std::sync::Arc;
 use box_protocol::BoxError;
 use uuid::Uuid;
 
-/// The records of stopped boxes. Clones share the directory.
+/// The records of boxes without a sandbox. Clones share the directory.
 ///
-/// Without a directory, stopped boxes end with this process.
+/// Without a directory, such boxes end with this process.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct StoppedBoxes(Option<Arc<PathBuf>>);
+pub(crate) struct BoxRecords(Option<Arc<PathBuf>>);
 
 /// The place of the record of one box.
 #[derive(Debug, Clone)]
-pub(crate) struct StoppedRecord {
-    records: StoppedBoxes,
+pub(crate) struct RecordPlace {
+    records: BoxRecords,
     id: Uuid,
 }
 
-impl StoppedBoxes {
+impl BoxRecords {
     pub(crate) fn new(directory: Option<PathBuf>) -> Self {
         Self(directory.map(Arc::new))
     }
 
     /// The place of the record of a box with this internal id.
-    pub(crate) fn place(&self, id: Uuid) -> StoppedRecord {
-        StoppedRecord {
+    pub(crate) fn place(&self, id: Uuid) -> RecordPlace {
+        RecordPlace {
             records: self.clone(),
             id,
         }
     }
 
-    /// Returns all records, with the internal ids that the boxes had. Blocks.
+    /// Returns all records, with the internal ids that name them. Blocks.
     ///
     /// Removes those that an earlier process did not complete.
     pub(crate) fn list(&self) -> io::Result<Vec<(Uuid, String)>> {
@@ -76,7 +82,7 @@ pub(crate) fn list(directory: &Path) -> io::Result<Vec<(Uuid, String)>> {
     Ok(found)
 }
 
-impl StoppedRecord {
+impl RecordPlace {
     pub(crate) fn id(&self) -> Uuid {
         self.id
     }

@@ -1,5 +1,5 @@
-//! The escape catalogue, through the runtime: what a guest tries in root's boxes and in an ordinary
-//! user's, and how the kernel answers.
+//! Escapes, through the runtime: what a guest tries in root's boxes and in an ordinary user's, and
+//! how the kernel answers.
 //!
 //! Every probe also runs where its answer must differ, mostly on the host itself. A probe that
 //! cannot fail shows nothing.

@@ -57,7 +57,7 @@ fn every_promise_has_a_test_and_every_test_here_a_promise() {
         let names_one = [".rs::", ".py::"].iter().any(|kind| row.contains(kind));
         assert!(names_one, "no test: {row}");
     }
-    let here = root.join("tests/tests/native/catalogue");
+    let here = root.join("tests/tests/native/security");
     for file in std::fs::read_dir(here).unwrap().flatten() {
         let path = file.path();
         if path.extension().is_none_or(|kind| kind != "rs") || path.ends_with("promises.rs") {
