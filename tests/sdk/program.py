@@ -95,8 +95,16 @@ class Program:
         try:
             yield self.start()
         finally:
-            self.stop()
+            self.end()
             shutil.rmtree(self.state, ignore_errors=True)
+
+    def end(self) -> None:
+        """Stops the server and ends all boxes, also those that it keeps or that a killed one has left."""
+        has_left_boxes = self.process is None or self.env.pop("BOXD_SERVER_KEEP_BOXES", None)
+        self.stop()
+        if has_left_boxes:
+            self.start()
+            self.stop()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ use super::{environment, files, process, walk};
 /// The number of messages that wait for the client; each may be long.
 const WAITING_MESSAGES: usize = 8;
 
-/// The number of `process/read` that wait for output at once.
+/// The number of `process/read` that wait for output at once. Others are answered with what there is.
 const MAX_READS: usize = 64;
 
 /// The server of one connection. Dropping it leaves its session to a later connection.
@@ -137,10 +137,14 @@ impl Connection {
     /// Answers `process/read` when there is output, and serves other requests meanwhile.
     async fn read(&mut self, id: RequestId, message: &Message<'_>) -> Result<(), Fault> {
         let session = Arc::clone(self.ready()?);
-        let params = message.params()?;
+        let mut params: process::ReadParams = message.params()?;
         while self.reads.try_join_next().is_some() {}
         if self.reads.len() >= MAX_READS {
-            self.reads.join_next().await;
+            // The client asks again. If this read waited, so would all requests behind it.
+            params.wait_ms = None;
+            let read = process::read(&session, params).await;
+            self.send(Some(id), read).await;
+            return Ok(());
         }
         let outgoing = self.outgoing.clone();
         self.reads.spawn(async move {

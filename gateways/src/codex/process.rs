@@ -12,7 +12,7 @@ use box_protocol::actions::{
 use box_protocol::{BoxError, Env, Program};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -20,7 +20,7 @@ use super::output::{Output, read_log};
 use super::paths::FilePath;
 use super::session::{Session, in_use, lock};
 use super::wire::{Bytes, Fault, notification};
-use crate::http::input::READ_MS;
+use crate::http::input::{MAX_WAITING_BYTES, READ_MS};
 use crate::http::stream::{Step, StreamedCall};
 
 /// How long an ended process can be read.
@@ -54,13 +54,32 @@ pub(super) struct Process {
     output: Mutex<Output>,
     changed: Notify,
     /// The stdin, if it is open.
-    input: Option<mpsc::Sender<Vec<u8>>>,
+    input: Option<WaitingInput>,
     /// Whether the last write was refused. The next one does not wait: requests behind it would wait as well.
     is_unread: AtomicBool,
     /// The ids of the last writes: a client that connects again repeats those without an answer.
     written: Mutex<VecDeque<String>>,
     /// The task that reads the output; the command ends with it.
     reading: Mutex<Option<AbortHandle>>,
+}
+
+/// The input that waits for a process to read it.
+#[derive(Debug)]
+struct WaitingInput {
+    queue: mpsc::Sender<(Vec<u8>, OwnedSemaphorePermit)>,
+    room: Arc<Semaphore>,
+}
+
+impl WaitingInput {
+    /// Queues input when there is room for it. An error: the process has ended, or has closed its stdin.
+    async fn push(&self, data: Vec<u8>) -> Result<(), Fault> {
+        let closed = || Fault::internal("chunk: the process has ended, or has closed its stdin");
+        let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.room).acquire_many_owned(bytes.min(MAX_WAITING_BYTES));
+        let room = room.await.map_err(|_| closed())?;
+        let queued = self.queue.send((data, room)).await;
+        queued.map_err(|_| closed())
+    }
 }
 
 /// A request for a process. The sandbox of the request is not read: the box is the sandbox.
@@ -157,12 +176,15 @@ pub(super) async fn start(session: &Session, params: StartParams) -> Result<Star
         Step::End(Err(error)) => return Err(refused(&error, &cwd)),
         _ => return Err(Fault::internal("process: the box did not report its start")),
     };
-    let (sender, waiting) = mpsc::channel(WAITING_WRITES);
+    let (queue, waiting) = mpsc::channel(WAITING_WRITES);
     let process = Arc::new(Process {
         key: CommandKey { box_id, command_id },
         output: Mutex::default(),
         changed: Notify::new(),
-        input: has_input.then_some(sender),
+        input: has_input.then(|| WaitingInput {
+            queue,
+            room: Arc::new(Semaphore::new(MAX_WAITING_BYTES as usize)),
+        }),
         is_unread: AtomicBool::new(false),
         written: Mutex::default(),
         reading: Mutex::default(),
@@ -172,7 +194,7 @@ pub(super) async fn start(session: &Session, params: StartParams) -> Result<Star
         let (target, key) = (session.place.target.clone(), process.key.clone());
         tokio::spawn(async move {
             let mut waiting = waiting;
-            while let Some(data) = waiting.recv().await {
+            while let Some((data, _room)) = waiting.recv().await {
                 for piece in data.chunks(INPUT_BYTES) {
                     let params = CommandInputParams {
                         data: Some(piece.to_vec().into()),
@@ -261,7 +283,7 @@ pub(super) struct ReadParams {
     #[serde(default)]
     max_bytes: Option<usize>,
     #[serde(default)]
-    wait_ms: Option<u64>,
+    pub(super) wait_ms: Option<u64>,
 }
 
 /// Reads output that was sent before, or waits for more.
@@ -313,24 +335,20 @@ pub(super) async fn write(session: &Session, params: WriteParams) -> Result<Valu
     if lock(&process.written).contains(&params.write_id) {
         return status("accepted");
     }
-    let closed = |_| Fault::internal("chunk: the process has ended, or has closed its stdin");
     let wait = if process.is_unread.load(Ordering::Relaxed) {
         Duration::ZERO
     } else {
         Duration::from_millis(READ_MS)
     };
-    let reserved = timeout(wait, input.reserve()).await;
-    process
-        .is_unread
-        .store(reserved.is_err(), Ordering::Relaxed);
-    let Ok(place) = reserved else {
+    let queued = timeout(wait, input.push(params.chunk.0)).await;
+    process.is_unread.store(queued.is_err(), Ordering::Relaxed);
+    queued.unwrap_or_else(|_| {
         let rule = format!(
-            "chunk: the process does not read its stdin, and the limit of {WAITING_WRITES} waiting writes is reached; \
-             write it again when the process reads"
+            "chunk: the process does not read its stdin, and the limit of {WAITING_WRITES} waiting writes or \
+             {MAX_WAITING_BYTES} bytes is reached; write it again when the process reads"
         );
-        return Err(Fault::internal(rule));
-    };
-    place.map_err(closed)?.send(params.chunk.0);
+        Err(Fault::internal(rule))
+    })?;
     let mut written = lock(&process.written);
     if written.len() == REMEMBERED_WRITES {
         written.pop_front();

@@ -122,6 +122,41 @@ def fill(peer, process: str) -> None:
         assert answer["result"] == {"status": "accepted"} and number < 1000
 
 
+def test_reads_that_wait_delay_no_other_request(workspace):
+    with over_stdio(ours(), workspace) as peer:
+        peer.initialize()
+        peer.start("p", ["sleep", "1000"], workspace.as_uri())
+        read = {"processId": "p", "waitMs": 600_000}
+        reads = [peer.begin("process/read", read) for _ in range(100)]
+        # Those beyond the limit do not wait.
+        for number in reads[64:]:
+            assert peer.finish(number)["result"]["chunks"] == []
+        assert peer.call("environment/status") == {"status": "ready"}
+        ending = peer.begin("process/terminate", {"processId": "p"})
+        waited = set(reads[:64])
+        while waited or ending:
+            message = peer.next()
+            number = message.get("id")
+            assert "method" in message or message["result"].get("running", True), message
+            waited.discard(number)
+            ending = None if number == ending else ending
+
+
+def test_the_input_that_waits_has_a_limit_of_bytes(workspace):
+    with over_stdio(ours(), workspace) as peer:
+        peer.initialize()
+        peer.start("p", ["sleep", "1000"], workspace.as_uri(), pipeStdin=True)
+        accepted = 0
+        for number in itertools.count():
+            write = {"processId": "p", "chunk": encoded(b"x" * 1_000_000), "writeId": str(number)}
+            answer = peer.ask("process/write", write)
+            if "error" in answer:
+                break
+            accepted += 1
+        # The agent holds the first megabyte.
+        assert 3 <= accepted <= 6 and "4194304 bytes" in answer["error"]["message"], (accepted, answer)
+
+
 def test_after_writes_that_wait_for_their_process_other_requests_are_served(workspace):
     with over_stdio(ours(), workspace) as peer:
         peer.initialize()
@@ -155,7 +190,7 @@ def test_a_process_that_does_not_read_its_input_can_be_ended(workspace, server, 
     with over_stdio(ours(*options), workspace) as peer:
         peer.initialize()
         peer.start("p", ["sleep", "1000"], workspace.as_uri(), pipeStdin=True)
-        for number in range(8):
+        for number in range(4):
             write = {"processId": "p", "chunk": encoded(b"x" * 1_000_000), "writeId": str(number)}
             assert peer.call("process/write", write) == {"status": "accepted"}
         assert peer.call("process/terminate", {"processId": "p"}) == {"running": True}
