@@ -114,7 +114,7 @@ macro_rules! uploads {
             }
 
             fn via_shm(params: $params, slot: u32, bytes: u64) -> $via_shm_params {
-                $via_shm_params { $field: params, slot: slot, bytes }
+                $via_shm_params { $field: params, slot, bytes }
             }
         }
 

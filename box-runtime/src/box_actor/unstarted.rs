@@ -115,17 +115,15 @@ impl BoxRuntime {
             let too_many = attempts >= MAX_ATTEMPTS;
             too_many.then(|| format!("the server ended {attempts} times while it started the box"))
         });
-        let (begin, message) = match failed {
-            Some(reason) => {
-                entry.set_not_started(reason);
-                let mut status = entry.status();
-                status.since = since.unwrap_or(status.since);
-                (ActorStart::Failed, "it has not started")
-            }
-            None => {
-                attempts += 1;
-                (ActorStart::Requests(vec![again(&entry)]), "it starts again")
-            }
+        let (begin, message) = if let Some(reason) = failed {
+            entry.set_not_started(reason);
+            let mut status = entry.status();
+            status.since = since.unwrap_or(status.since);
+            (ActorStart::Failed, "it has not started")
+        } else {
+            attempts += 1;
+            let requests = vec![again(&entry)];
+            (ActorStart::Requests(requests), "it starts again")
         };
         let place = self.shared().records.place(id);
         // A start that ends this process counts.

@@ -184,7 +184,7 @@ async fn a_box_that_a_crash_interrupted_in_its_start_starts_again() {
 #[tokio::test]
 async fn a_start_that_ends_every_server_fails_in_the_end() {
     let directories: [_; 4] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
-    let [first, second, third, fourth] = directories.each_ref().map(|it| it.path());
+    let [first, second, third, fourth] = directories.each_ref().map(tempfile::TempDir::path);
     let mut servers = vec![with_state(first)];
     hang(&servers[0], SpecDraft::new("a")).await;
     for (before, after) in [(first, second), (second, third)] {
