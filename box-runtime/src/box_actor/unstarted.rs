@@ -62,7 +62,7 @@ impl BoxStatus {
 }
 
 impl BoxEntry {
-    /// Lets a new box outlive this process before it has started.
+    /// Gives a new box a record before it has started.
     pub(crate) fn outlive_start(self: &Arc<Self>, records: &BoxRecords) {
         self.set_unstarted(records.place(Uuid::now_v7()), 1);
     }

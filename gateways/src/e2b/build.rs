@@ -2,8 +2,8 @@
 //!
 //! Uploaded files wait in a box of their own, because the image of the build is unknown until it starts.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::http::StatusCode;
 use box_protocol::actions::{
@@ -21,11 +21,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::access::upload_signature;
+use super::builds::{Builds, RunningBuild};
 use super::connect::other_user;
 use super::entries::absolute;
 use super::error::ApiError;
 use super::model::TemplateNote;
-use super::run::{output, run, wait_until_ready};
+use super::run::{output, run, until, wait_until_ready};
 use super::spec::{HOME, PRESET, end_after, env, run_as_root, set_template};
 use super::tags::{BUILT, release, set_tags, snapshot_of};
 use super::templates::status_of;
@@ -46,8 +47,10 @@ pub(super) const MEMORY: &str = "e2b.memory_mb";
 /// The maximum time of a build, in seconds.
 const BUILD_SEC: u64 = 3600;
 
-/// The time that the logs of a build stay, in seconds.
-const LOGS_SEC: u64 = 600;
+/// The time that the box of an ended build stays for its logs, in seconds.
+///
+/// It counts towards the limit of boxes. Clients ask for logs several times in a second.
+const LOGS_SEC: u64 = 30;
 
 /// The time in which the start command of a build must become ready, in milliseconds.
 const READY_MS: u64 = 300_000;
@@ -141,41 +144,6 @@ pub(super) async fn upload_url(
         "{}/files?path={path}&signature={signature}",
         context.url
     ))
-}
-
-/// The builds that run in this server.
-#[derive(Debug, Default)]
-pub(super) struct Builds(Mutex<HashSet<String>>);
-
-impl Builds {
-    pub(super) fn running(&self) -> HashSet<String> {
-        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        running.clone()
-    }
-
-    /// Adds a build until the result is dropped; `None` if it runs already.
-    fn begin(self: &Arc<Self>, build: &str) -> Option<RunningBuild> {
-        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let build = build.to_owned();
-        running.insert(build.clone()).then(|| RunningBuild {
-            builds: Arc::clone(self),
-            build,
-        })
-    }
-}
-
-/// A build that counts as running.
-struct RunningBuild {
-    builds: Arc<Builds>,
-    build: String,
-}
-
-impl Drop for RunningBuild {
-    fn drop(&mut self) {
-        let running = self.builds.0.lock();
-        let mut running = running.unwrap_or_else(PoisonError::into_inner);
-        running.remove(&self.build);
-    }
 }
 
 /// Starts the build of a template.
@@ -281,6 +249,17 @@ async fn set_status(
     Ok(())
 }
 
+/// Keeps the box of an ended build for a moment, in which clients ask for its logs.
+pub(super) async fn keep_logs(context: &Context, id: &BoxId) {
+    let mut change = BoxUpdateParams::of(id.clone());
+    change.lifetime = Some(LifetimeChange {
+        expires_at: Some(Some(end_after(LOGS_SEC))),
+        ..LifetimeChange::default()
+    });
+    // A build whose box did not start has no logs.
+    let _ = context.update(&GATEWAY, change).await;
+}
+
 /// A running build.
 struct Build {
     context: Context,
@@ -315,13 +294,7 @@ impl Build {
         if let Ok(files) = files_box(&self.item) {
             let _ = self.context.delete(&files).await;
         }
-        // The logs stay for a while.
-        let mut change = BoxUpdateParams::of(self.id.clone());
-        change.lifetime = Some(LifetimeChange {
-            expires_at: Some(Some(end_after(LOGS_SEC))),
-            ..LifetimeChange::default()
-        });
-        let _ = self.context.update(&GATEWAY, change).await;
+        keep_logs(&self.context, &self.id).await;
     }
 
     async fn steps(&mut self, spec: SpecDraft, request: Start) -> Result<()> {
@@ -393,7 +366,8 @@ impl Build {
         let params = self.params(id.clone(), shell(main), &self.cwd)?;
         let runtime = context.runtime();
         runtime.start_command(&context.caller, params, None).await?;
-        let waited = wait_until_ready(context, &self.id, ready, READY_MS).await;
+        let params = self.params(CommandId::new("ready")?, until(ready), &self.cwd)?;
+        let waited = wait_until_ready(context, params, READY_MS).await;
         let kill = CommandKillParams::new(self.id.clone(), id);
         // It may have ended by itself.
         let _ = runtime.kill_command(&context.caller, kill).await;

@@ -1,4 +1,4 @@
-//! Snapshots, forks and volumes: what the catalogue of the server holds.
+//! Snapshots, forks and volumes: what the catalog of the server holds.
 
 use axum::Router;
 use axum::extract::Path;

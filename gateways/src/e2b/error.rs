@@ -13,7 +13,7 @@ use crate::http::refusal::{Refusal, RefusalReason, json_response, status_of};
 const SHOULD_RETRY: &str = "should-retry";
 
 /// The words by which clients know that a box is gone.
-const GONE: &str = "The sandbox was not found";
+pub(super) const GONE: &str = "The sandbox was not found";
 
 /// An error of the API: `{"code", "message"}`, where the code is the status.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::access::{
     ACCESS_TOKEN, API_KEY, SANDBOX_ID, TRAFFIC_TOKEN, every_box, holder, is_named,
 };
-use super::error::{EnvdError, PlainError, gone};
+use super::error::{EnvdError, GONE, PlainError};
 use super::model::BoxNote;
 use super::{API, ENVD};
 use crate::http::capability::{BoxSegment, Scope};
@@ -127,8 +127,13 @@ async fn port(
     };
     let (id, prefix) = (id.to_owned(), format!("{PORTS}/{number}/{id}"));
     let (all, boxes) = every_box(context).await?;
-    let info = boxes.iter().find(|info| is_named(info, id.as_bytes()));
-    let info = info.ok_or_else(gone)?;
+    let gone = || {
+        let body = json!({"sandboxId": id, "message": GONE, "code": 502});
+        Ok(json_response(StatusCode::BAD_GATEWAY, &body))
+    };
+    let Some(info) = boxes.iter().find(|info| is_named(info, id.as_bytes())) else {
+        return gone();
+    };
     if !BoxNote::of(info).public && !has_token(&all, info, &request) {
         let message = "e2b-traffic-access-token: missing or invalid";
         return Ok(PlainError::from(EnvdError::new("permission_denied", message)).into_response());
@@ -149,7 +154,7 @@ async fn port(
                 RefusalReason::Conflict | RefusalReason::NotFound
             ) =>
         {
-            Err(gone().into())
+            gone()
         }
         forwarded => Ok(forwarded?),
     }

@@ -7,8 +7,8 @@
 //! - `access`: the tokens of a box, and how a request names it. `error`: errors of the API and of boxes.
 //! - `sandboxes`: the life of boxes. `spec`: from a request to a spec. `model`: what clients see. `network`: rules.
 //! - `catalog`: snapshots, forks and volumes. `templates`: templates. `tags`: their tags. `usage`: metrics and logs.
-//! - `build`: builds of templates. `copy`: the files that they copy. `variables`: the variables in their steps.
-//!   `build_log`: their logs.
+//! - `build`: builds of templates. `builds`: those that run. `copy`: the files that they copy. `variables`: the
+//!   variables in their steps. `build_log`: their logs.
 //! - `run`: commands that this gateway itself runs.
 //! - `connect`: the framing of calls into a box. `process` and `filesystem`: these calls. `events`: the output of
 //!   commands. `body`: streams that break off. `entries`: the attributes of files. `watch`: changes of files. `files`: uploads and downloads.
@@ -18,6 +18,7 @@ mod access;
 mod body;
 mod build;
 mod build_log;
+mod builds;
 mod catalog;
 mod code;
 mod connect;

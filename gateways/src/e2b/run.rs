@@ -1,10 +1,10 @@
 //! Commands that this gateway itself runs in boxes: the steps of a build, and the check whether a box is ready.
 
 use axum::http::StatusCode;
+use box_protocol::Exit;
 use box_protocol::actions::{
     AttachOptions, CommandChunk, CommandStartParams, CommandStartResult, StreamName, Until, View,
 };
-use box_protocol::{BoxId, Exit, Program};
 
 use super::error::ApiError;
 use crate::http::context::Context;
@@ -85,17 +85,22 @@ fn call(
     })
 }
 
-/// Waits until the ready command of a template succeeds in a box.
+/// Returns the words that run the ready command of a template until it succeeds.
+pub(super) fn until(ready: &str) -> Vec<String> {
+    ["/bin/bash", "-c", UNTIL, "ready", ready]
+        .map(str::to_owned)
+        .into()
+}
+
+/// Waits until a box is ready. `params` start the words of [`until`] in it.
 pub(super) async fn wait_until_ready(
     context: &Context,
-    box_id: &BoxId,
-    ready: &str,
+    params: CommandStartParams,
     limit_ms: u64,
 ) -> Result<(), ApiError> {
-    let program = Program::argv(["/bin/bash", "-c", UNTIL, "ready", ready])?;
     let params = CommandStartParams {
         timeout_ms: Some(limit_ms),
-        ..CommandStartParams::new(box_id.clone(), program)
+        ..params
     };
     if run(context, params).await? == Some(0) {
         return Ok(());

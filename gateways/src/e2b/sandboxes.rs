@@ -5,8 +5,12 @@ use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{delete, get, post, put};
-use box_protocol::actions::{BoxListParams, BoxUpdateParams, IfExists, TargetState};
-use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, Invalid, LifetimeChange, Note, UnixMs};
+use box_protocol::actions::{
+    BoxListParams, BoxUpdateParams, CommandStartParams, IfExists, TargetState,
+};
+use box_protocol::{
+    BoxError, BoxId, BoxInfo, BoxState, Invalid, LifetimeChange, Note, Program, UnixMs,
+};
 use box_rpc::Turn;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
@@ -15,7 +19,7 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::model::{self, BoxNote, DEFAULT_TIMEOUT_SEC, State};
 use super::network::NetworkRequest;
-use super::run::{NEW_BOX_MS, wait_until_ready};
+use super::run::{NEW_BOX_MS, until, wait_until_ready};
 use super::spec::{NewSandbox, end_after};
 use super::{GATEWAY, access};
 use crate::http::body::{Json, OptionalJson, Params};
@@ -106,7 +110,8 @@ async fn create(context: Context, headers: HeaderMap, Json(request): Json<NewSan
     let created = context.create(&GATEWAY, spec, if_exists).await?;
     if let Some(ready) = ready {
         let box_id = &created.info.box_id;
-        let waited = wait_until_ready(&context, box_id, &ready, NEW_BOX_MS).await;
+        let params = CommandStartParams::new(box_id.clone(), Program::argv(until(&ready))?);
+        let waited = wait_until_ready(&context, params, NEW_BOX_MS).await;
         if waited.is_err() {
             let _ = context.delete(box_id).await;
         }

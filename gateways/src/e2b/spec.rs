@@ -240,7 +240,7 @@ pub(super) async fn set_template(
                 }
                 return Ok(ready);
             }
-            // A runtime without a catalogue has only the built-in templates.
+            // A runtime without a catalog has only the built-in templates.
             Err(error) if matches!(error.code(), Code::NotFound | Code::Unsupported) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,6 +1,6 @@
 //! Templates: what boxes begin with, and the requests that build them.
 //!
-//! A template is an item of the catalogue, and its labels hold the state of its build. Its build runs in a box
+//! A template is an item of the catalog, and its labels hold the state of its build. Its build runs in a box
 //! (`build`), whose files become a snapshot.
 
 use std::collections::{BTreeMap, HashSet};
@@ -19,8 +19,9 @@ use box_protocol::{BoxId, Code, ItemRef, Name, SpecDraft};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::build::{self, BUILD, Builds, CPUS, MEMORY, REASON, STATUS, Start};
+use super::build::{self, BUILD, CPUS, MEMORY, REASON, STATUS, Start};
 use super::build_log::logs;
+use super::builds::Builds;
 use super::catalog::{delete_item, items};
 use super::error::ApiError;
 use super::model::ENVD_VERSION;
@@ -348,6 +349,11 @@ async fn status(
         Some("the server ended during the build; build again".to_owned())
     };
     let entries = logs.unwrap_or_default();
+    let is_last = item.labels.get(BUILD) == Some(&build);
+    if is_last && state != "building" && entries.len() == MAX_ENTRIES {
+        // The client asks for the rest.
+        build::keep_logs(&context, &BoxId::new(&build)?).await;
+    }
     let lines: Vec<&Value> = entries.iter().map(|entry| &entry["message"]).collect();
     let mut body = json!({
         "templateID": item.id, "buildID": build, "status": state, "logs": lines, "logEntries": entries,

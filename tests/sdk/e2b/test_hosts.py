@@ -26,12 +26,28 @@ def test_a_port_answers_below_the_domain(sandbox, server):
     # A box with its own origin may have scripts and cookies.
     assert "content-security-policy" not in page.headers
     assert ask(server, host, Origin=f"http://{host}").status_code == 200
-    missing = ask(server, f"8000-{'0' * 32}.box.localhost")
-    assert missing.status_code == 502 and "was not found" in missing.json()["message"]
     # The path of a port is no address of its own.
     assert ask(server, f"127.0.0.1:{server.port}", f"/e2b/hosts/8000/{sandbox.sandbox_id}/").status_code == 404
     assert ask(server, "evil.example").status_code == 421
     assert ask(server, "x.box.localhost").status_code == 421
+
+
+def test_a_sandbox_that_is_gone_is_named(server):
+    sandbox = Sandbox.create(timeout=120)
+    host = sandbox.get_host(8000)
+    message = "The sandbox was not found"
+
+    def is_gone(host: str, box: str) -> bool:
+        answer = ask(server, host)
+        return answer.status_code == 502 and answer.json() == {"sandboxId": box, "message": message, "code": 502}
+
+    assert not is_gone(host, sandbox.sandbox_id)
+    api = httpx.Client(base_url=f"{server.url}/e2b/api", headers={"X-API-Key": TOKEN})
+    assert api.post(f"/sandboxes/{sandbox.sandbox_id}/pause").status_code == 204
+    assert is_gone(host, sandbox.sandbox_id)
+    sandbox.kill()
+    assert is_gone(host, sandbox.sandbox_id)
+    assert is_gone(f"8000-{'0' * 32}.box.localhost", "0" * 32)
 
 
 @needs("Sandbox.create(network)")

@@ -240,6 +240,47 @@ def test_a_sandbox_waits_until_its_template_is_ready(server):
         sandbox.kill()
 
 
+def test_the_ready_command_of_a_build_has_its_variables_and_directory(server):
+    name = f"ready-in-{os.getpid()}"
+    ready = 'test "$COLOUR" = blue && test "$(cat up)" = "$PWD"'
+    template = Template().from_base_image().set_envs({"COLOUR": "blue"}).set_workdir("/home/user/app")
+    # The ready command itself makes `checked`, so the test knows its directory.
+    template = template.set_start_cmd("pwd > up; sleep 1000", f"{ready} && touch checked")
+    lines = []
+    Template.build(template, name, on_build_logs=lambda entry: lines.append(entry.message))
+    sandbox = Sandbox.create(name, timeout=120)
+    try:
+        assert sandbox.commands.run("cat up; ls; echo $COLOUR").stdout == "/home/user/app\nchecked\nup\nblue\n"
+    finally:
+        sandbox.kill()
+
+
+def test_the_box_of_a_build_ends_soon_after_its_logs_are_read(server):
+    api = httpx.Client(base_url=f"{server.url}/e2b/api", headers={"X-API-Key": TOKEN})
+    builds = []
+    for name, step in [("logs", "seq 150"), ("failed-logs", "echo why; exit 4")]:
+        name, lines = f"{name}-{os.getpid()}", []
+        template = Template().from_base_image().run_cmd(step)
+        try:
+            Template.build(template, name, on_build_logs=lambda entry: lines.append(entry.message))
+        except BuildException:
+            assert "why" in lines, lines
+        made = api.get(f"/templates/{name}").json()
+        builds.append((f"/templates/{made['templateID']}/builds/{made['buildID']}/status", made["buildID"]))
+    (status, build), _ = builds
+    end = lambda: api.get(f"/sandboxes/{build}").json()["endAt"]
+    # A client that has read a full page asks for the next one.
+    before = end()
+    assert len(api.get(status, params={"logsOffset": 100}).json()["logs"]) == 51
+    assert end() == before
+    assert len(api.get(status).json()["logs"]) == 100
+    assert end() > before
+    for (status, build), state in zip(builds, ["ready", "error"]):
+        eventually(lambda: api.get(f"/sandboxes/{build}").status_code == 404)
+        ended = api.get(status).json()
+        assert (ended["status"], ended["logs"]) == (state, [])
+
+
 def test_a_failed_build_keeps_the_template(server):
     name = f"again-{os.getpid()}"
     Template.build(Template().from_base_image().run_cmd("echo first > version"), name)
