@@ -186,10 +186,10 @@ impl Index {
     }
 
     /// Returns the failed item of the owner that has the name of this one.
-    pub(crate) fn failed_with_name_of(&self, item: &CatalogItem) -> Option<ItemId> {
+    pub(crate) fn failed_with_name_of(&self, item: &CatalogItem) -> Option<CatalogItem> {
         let other = self.named(item.kind(), &item.owner, item.name.as_str())?;
         let is_failed = other.state == ItemState::Failed && other.name == item.name;
-        is_failed.then(|| other.id.clone())
+        is_failed.then(|| other.clone())
     }
 
     /// Returns whether another item of the owner has this tag and is ready.

@@ -94,7 +94,7 @@ pub struct Catalog {
     index: RwLock<Index>,
     /// Held during a change.
     writer: Mutex<Writer>,
-    swept: Vec<(CatalogKind, ItemId)>,
+    interrupted: Vec<(CatalogKind, ItemId)>,
     _lock: File,
 }
 
@@ -109,7 +109,7 @@ impl Catalog {
     pub fn open(path: &Path, limits: Limits) -> Result<Self> {
         let folder = Folder::new(PathBuf::from(path));
         let lock = folder.lock()?;
-        let (mut index, mut revision, mut swept) = (Index::default(), 0, Vec::new());
+        let (mut index, mut revision, mut interrupted) = (Index::default(), 0, Vec::new());
         let mut found = Vec::new();
         for kind in CatalogKind::ALL {
             for loaded in folder.load(kind)? {
@@ -125,8 +125,13 @@ impl Catalog {
         for (of, item) in found {
             revision = revision.max(of);
             let (kind, id) = (item.kind(), item.id.clone());
+            // A crash left the failed item that this one replaces.
+            if let Some(replaced) = index.failed_with_name_of(&item) {
+                folder.remove(kind, &replaced.id)?;
+                index.remove(kind, &replaced.id);
+            }
             if item.state == ItemState::Building {
-                swept.push((kind, id.clone()));
+                interrupted.push((kind, id.clone()));
                 match failed(item) {
                     Some(item) => {
                         folder.store(&item, of)?;
@@ -156,14 +161,14 @@ impl Catalog {
             limits,
             index: RwLock::new(index),
             writer: Mutex::new(Writer { revision }),
-            swept,
+            interrupted,
             _lock: lock,
         })
     }
 
     /// Returns the unfinished items that the opening ended.
-    pub fn swept(&self) -> &[(CatalogKind, ItemId)] {
-        &self.swept
+    pub fn interrupted(&self) -> &[(CatalogKind, ItemId)] {
+        &self.interrupted
     }
 
     /// Returns the ids of items of a kind whose records are damaged.
@@ -229,28 +234,43 @@ impl Catalog {
             content: new.content,
         };
         let mut writer = self.writer();
-        let kind = item.kind();
-        let failed = self.read().failed_with_name_of(&item);
-        if let Some(failed) = failed {
-            self.folder.remove(kind, &failed)?;
-            self.change_index(|index| index.remove(kind, &failed));
-        }
-        {
-            let index = self.read();
-            let max = self.limits.items_per_owner;
-            if index.count(kind, &item.owner) >= max {
-                return Err(Error::TooMany { kind, max });
+        let replaced = self.read().failed_with_name_of(&item);
+        let Some(replaced) = replaced else {
+            self.check_new(&mut item)?;
+            return self.write(&mut writer, item);
+        };
+        let kind = replaced.kind();
+        self.change_index(|index| index.remove(kind, &replaced.id));
+        let written = self.check_new(&mut item);
+        match written.and_then(|()| self.write(&mut writer, item)) {
+            Ok(item) => {
+                // A failure does not fail the call, whose item is stored: the next opening repeats it.
+                let _ = self.folder.remove(kind, &replaced.id);
+                Ok(item)
             }
-            index.check_names(&item)?;
-            self.check_volume(&index, &item)?;
-            self.check_snapshot(&index, &item)?;
-            if item.state != ItemState::Ready {
-                let mut tags = std::mem::take(&mut item.tags);
-                tags.retain(|tag| !index.is_tag_of_ready(&item, tag));
-                item.tags = tags;
+            Err(error) => {
+                self.change_index(|index| index.insert(replaced));
+                Err(error)
             }
         }
-        self.write(&mut writer, item)
+    }
+
+    /// Checks a new item against the limits and the other items.
+    fn check_new(&self, item: &mut CatalogItem) -> Result<()> {
+        let index = self.read();
+        let (kind, max) = (item.kind(), self.limits.items_per_owner);
+        if index.count(kind, &item.owner) >= max {
+            return Err(Error::TooMany { kind, max });
+        }
+        index.check_names(item)?;
+        self.check_volume(&index, item)?;
+        self.check_snapshot(&index, item)?;
+        if item.state != ItemState::Ready {
+            let mut tags = std::mem::take(&mut item.tags);
+            tags.retain(|tag| !index.is_tag_of_ready(item, tag));
+            item.tags = tags;
+        }
+        Ok(())
     }
 
     /// Changes an item. Nothing changes if `change` fails.

@@ -300,11 +300,14 @@ fn unfinished_items_are_removed_when_the_store_is_opened() {
     std::fs::write(&unfinished, "{").unwrap();
     drop(catalog);
     let catalog = open(&directory);
-    assert_eq!(catalog.swept(), [(CatalogKind::Volume, item.id.clone())]);
+    assert_eq!(
+        catalog.interrupted(),
+        [(CatalogKind::Volume, item.id.clone())]
+    );
     assert!(!unfinished.exists());
     assert!(catalog.ids(CatalogKind::Volume).is_empty());
     drop(catalog);
-    assert!(open(&directory).swept().is_empty());
+    assert!(open(&directory).interrupted().is_empty());
 }
 
 #[test]
@@ -327,7 +330,7 @@ fn an_unfinished_snapshot_is_failed_when_the_store_is_opened() {
     drop(catalog);
     for opened in 0..2 {
         let catalog = open(&directory);
-        assert_eq!(catalog.swept().len(), usize::from(opened == 0));
+        assert_eq!(catalog.interrupted().len(), usize::from(opened == 0));
         let failed = catalog.get(CatalogKind::Snapshot, &item.id).unwrap();
         assert_eq!(failed.state, ItemState::Failed);
         assert!(failed.reason.unwrap().contains("make it again"));
@@ -336,16 +339,35 @@ fn an_unfinished_snapshot_is_failed_when_the_store_is_opened() {
             ItemContent::Snapshot(SnapshotContent::default())
         );
     }
-    // The next snapshot with the name replaces it.
+    // One that is refused does not replace it.
     let catalog = open(&directory);
+    let of_other_name = NewItem {
+        name: name("other"),
+        ..building()
+    };
+    let other = catalog.insert(of_other_name).unwrap();
+    let refused = NewItem {
+        tags: vec![name("other")],
+        ..building()
+    };
+    assert!(catalog.insert(refused).is_err());
+    let kept = catalog.get(CatalogKind::Snapshot, &item.id).unwrap();
+    assert_eq!(kept.state, ItemState::Failed);
+    catalog.remove(CatalogKind::Snapshot, &other.id).unwrap();
+    // The next snapshot with the name replaces it, also if a crash leaves its record.
+    let record = directory.path().join(format!("snapshot/{}.json", item.id));
+    let written = std::fs::read(&record).unwrap();
     let again = catalog.insert(building()).unwrap();
     assert_eq!(
         catalog.ids(CatalogKind::Snapshot),
         [again.id.clone()].into()
     );
+    assert!(!record.exists());
     drop(catalog);
-    let ids = open(&directory).ids(CatalogKind::Snapshot);
-    assert_eq!(ids, [again.id].into());
+    std::fs::write(&record, written).unwrap();
+    let catalog = open(&directory);
+    assert_eq!(catalog.ids(CatalogKind::Snapshot), [again.id].into());
+    assert!(catalog.damaged(CatalogKind::Snapshot).is_empty() && !record.exists());
 }
 
 #[test]

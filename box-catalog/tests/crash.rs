@@ -64,7 +64,7 @@ fn no_acknowledged_change_is_lost_and_nothing_half_made_stays() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog");
     let mut expected = Items::new();
-    let (mut changes, mut swept) = (0, 0);
+    let (mut changes, mut interrupted) = (0, 0);
     for round in 0..ROUNDS {
         let mut child = start(&path, round * 7919 + 13);
         let mut output = BufReader::new(child.stdout.take().unwrap());
@@ -104,7 +104,7 @@ fn no_acknowledged_change_is_lost_and_nothing_half_made_stays() {
         }
         let catalog = Catalog::open(&path, Limits::default()).unwrap();
         let found = stored(&catalog);
-        swept += catalog.swept().len();
+        interrupted += catalog.interrupted().len();
         assert!(catalog.damaged(CatalogKind::Volume).is_empty());
         if found != expected {
             let begun = begun.unwrap_or_else(|| panic!("{found:?} is not {expected:?}"));
@@ -115,7 +115,7 @@ fn no_acknowledged_change_is_lost_and_nothing_half_made_stays() {
         let left = left.filter(|entry| entry.path().extension().is_some_and(|end| end != "json"));
         assert_eq!(left.count(), 0, "round {round}");
     }
-    eprintln!("{changes} changes in {ROUNDS} rounds; {swept} unfinished items removed");
+    eprintln!("{changes} changes in {ROUNDS} rounds; {interrupted} unfinished items removed");
 }
 
 #[test]

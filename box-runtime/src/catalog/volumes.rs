@@ -111,7 +111,7 @@ impl BoxRuntime {
         let Some(store) = &self.shared().items.store else {
             return;
         };
-        for (kind, id) in store.swept() {
+        for (kind, id) in store.interrupted() {
             tracing::info!(%kind, %id, "an earlier server did not finish an item");
         }
         let known = store.ids(CatalogKind::Volume);
