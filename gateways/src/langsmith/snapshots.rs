@@ -50,7 +50,7 @@ const PAGE: usize = 50;
 const INLINE: Duration = Duration::from_secs(4);
 
 /// The interval at which a request looks for the record of its snapshot.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Finds a snapshot by its id, as `NAME:TAG`, or by its name, which means `NAME:latest`.
 ///
@@ -273,6 +273,7 @@ pub(super) async fn build(
         config.check(image != HOST_IMAGE)?;
     }
     let record = request.record(config.as_ref())?;
+    forget_failed(&context, &record).await?;
     let params = CatalogPutParams {
         name: record.name.clone(),
         tags: record.tags,
@@ -306,6 +307,7 @@ pub(super) async fn capture(
     }
     let config = RunConfig::of(&info);
     let record = request.record(Some(&config))?;
+    forget_failed(&context, &record).await?;
     let mut params = BoxSnapshotParams::new(info.box_id, record.name.clone());
     params.tags = record.tags;
     params.labels = record.labels;
@@ -315,6 +317,19 @@ pub(super) async fn capture(
         async move { context.runtime().snapshot(&context.caller, params).await }
     };
     respond(&context, record.name, made).await
+}
+
+/// Deletes the failed snapshots that a new one with this record replaces: those of its name with its tag or without any.
+async fn forget_failed(context: &Context, record: &Record) -> Result<(), ApiError> {
+    for item in items(context, CatalogKind::Snapshot).await? {
+        let is_same_name = item.labels.get(NAME) == record.labels.get(NAME);
+        let is_replaced = item.tags.iter().all(|tag| record.tags.contains(tag));
+        if item.state == ItemState::Failed && is_same_name && is_replaced {
+            // Another request may have deleted it.
+            let _ = delete_item(context, &item).await;
+        }
+    }
+    Ok(())
 }
 
 /// Responds with a snapshot that is being made: when it is ready, or before if that takes long.
@@ -333,7 +348,7 @@ async fn respond(
         if let Ok(record) = record {
             break Ok(record);
         }
-        waited = timeout(LOOK_INTERVAL, &mut making).await.ok();
+        waited = timeout(POLL_INTERVAL, &mut making).await.ok();
     };
     match made {
         Ok(made) => Ok(json_response(StatusCode::CREATED, &shown(&made))),

@@ -4,22 +4,58 @@ import hashlib
 import json
 import pathlib
 import subprocess
+import threading
 
 from conftest import TOKEN
 from cutter import Cutter
+from lost import CUTS, KILLS, LINES, data, lines
 from program import environment
-from test_reconnect import data
+from waiting import eventually
 
-# Each needs a new connection of Node, so there are fewer than for Python.
-CUTS = 100
+
+class Node:
+    """A script of Node that runs, and the lines that it has printed."""
+
+    def __init__(self, script: str, *arguments: str):
+        command = ["node", str(pathlib.Path(__file__).with_name(script)), *arguments]
+        self.process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+        self.lines = []
+        self.reading = threading.Thread(target=self.read, daemon=True)
+        self.reading.start()
+
+    def read(self) -> None:
+        with self.process.stdout as printed:
+            for line in printed:
+                self.lines.append(line)
+
+    def is_further_than(self, lines: int) -> bool:
+        assert self.process.poll() is None, self.lines[-3:]
+        return len(self.lines) > lines
+
+    def seen(self) -> dict:
+        """Waits for the end, and returns the JSON of the last line."""
+        assert self.process.wait(280) == 0
+        self.reading.join(60)
+        return json.loads(self.lines[-1])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
 
 
 def node(script: str, *arguments: str) -> dict:
     """Runs a script of Node, and returns the JSON of its last line."""
-    command = ["node", str(pathlib.Path(__file__).with_name(script)), *arguments]
-    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=280)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
+    with Node(script, *arguments) as running:
+        return running.seen()
+
+
+def arrived(out: str, err: str, exit_code: int) -> dict:
+    """Returns what `node_read.mjs` prints if exactly this has arrived."""
+    digests = [hashlib.sha256(part.encode()).hexdigest() for part in (out, err)]
+    return {"isExact": True, "exit": exit_code, "stdout": digests[0], "stderr": digests[1]}
 
 
 def test_the_client_for_node_works(server):
@@ -60,7 +96,7 @@ def test_the_client_for_node_works(server):
 
 
 def test_random_cuts_lose_and_repeat_nothing_for_node(server):
-    out, err = data(1, 8 << 20), data(2, 1 << 20)
+    out, err = data(1, 24 << 20), data(2, 4 << 20)
     client = server.client()
     box = client.create_sandbox(timeout=120)
     cutter = Cutter(server.port, CUTS, seed=11)
@@ -68,10 +104,26 @@ def test_random_cuts_lose_and_repeat_nothing_for_node(server):
         box.write("/tmp/out", out, timeout=300)
         box.write("/tmp/err", err, timeout=300)
         command = "cat /tmp/err >&2 & cat /tmp/out; wait; exit 5"
-        seen = node("node_cuts.mjs", f"http://127.0.0.1:{cutter.port}/v2/sandboxes", TOKEN, box.name, command)
-        digests = [hashlib.sha256(part.decode(errors="replace").encode()).hexdigest() for part in (out, err)]
-        assert seen == {"isExact": True, "exit": 5, "stdout": digests[0], "stderr": digests[1]}
+        # The waiting times of the SDK would add up to minutes.
+        seen = node("node_read.mjs", f"http://127.0.0.1:{cutter.port}/v2/sandboxes", TOKEN, box.name, command, "0.001")
+        assert seen == arrived(out.decode(errors="replace"), err.decode(errors="replace"), 5)
         assert cutter.made == CUTS
     finally:
         cutter.close()
         client.delete_sandbox(box.name)
+
+
+def test_kills_of_the_server_lose_and_repeat_nothing_for_node(own_server):
+    server = own_server()
+    client = server.client()
+    box = client.create_sandbox(timeout=120)
+    with Node("node_read.mjs", f"{server.url}/v2/sandboxes", TOKEN, box.name, LINES) as reader:
+        for _ in range(KILLS):
+            before = len(reader.lines)
+            eventually(lambda before=before: reader.is_further_than(before), "a piece of output")
+            server.kill()
+            server.start()
+        box.write("/tmp/stop", b"")
+        seen = reader.seen()
+    last = int(box.read("/tmp/last"))
+    assert last > KILLS and seen == arrived(*lines(last), 0)

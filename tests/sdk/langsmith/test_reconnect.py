@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 
 import pytest
 from conftest import (
@@ -21,13 +20,11 @@ from conftest import (
 from cutter import Cutter
 from langsmith.sandbox import SandboxOperationError
 from langsmith.sandbox._models import AsyncCommandHandle, CommandHandle
+from lost import check_cuts, check_kills, data
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 pytestmark = pytest.mark.asyncio
-
-CUTS = 500
-KILLS = 20
 
 
 async def test_a_lost_handle_reads_on_by_hand(box):
@@ -76,43 +73,13 @@ async def test_an_unknown_command_is_not_found(box):
     assert (refused.value.error_type, refused.value.operation) == ("CommandNotFound", "reconnect")
 
 
-def data(seed: int, size: int) -> bytes:
-    """Returns text of one to four bytes per character, with some invalid bytes and control characters."""
-    chance = random.Random(seed)
-    words = [b"word ", "\u00fcber ".encode(), "\u20ac".encode(), "\U0001f600\n".encode(), b"\n", b"\t", b"line\r\n"]
-    odd = [b"\xff", b"\xe2\x82", b"\x00", b"\x1b[0m", b'"\\']
-    parts, length = [], 0
-    while length < size:
-        part = chance.choice(odd) if chance.random() < 0.02 else chance.choice(words)
-        parts.append(part)
-        length += len(part)
-    return b"".join(parts)
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
 async def test_random_cuts_lose_and_repeat_nothing(server, monkeypatch, kind):
     # The waiting times of the SDK would add up to minutes.
     for handle in (CommandHandle, AsyncCommandHandle):
         monkeypatch.setattr(handle, "_BACKOFF_BASE", 0.001)
-    out, err = data(1, 24 << 20), data(2, 4 << 20)
-    cutter = Cutter(server.port, CUTS, seed=7)
-    client = server.client(kind, port=cutter.port)
-    try:
-        box = await create(client)
-        await call(box.write, "/tmp/out", out, timeout=300)
-        await call(box.write, "/tmp/err", err, timeout=300)
-        handle = await call(box.run, "cat /tmp/err >&2 & cat /tmp/out; wait; exit 5", wait=False, timeout=0)
-        output = await chunks(handle)
-        done = await result(handle)
-        assert done.exit_code == 5 and cutter.made == CUTS
-        check_offsets(output)
-        for stream, written, whole in [("stdout", out, done.stdout), ("stderr", err, done.stderr)]:
-            text = written.decode(errors="replace")
-            assert text_of(stream, output) == text and whole == text
-        await call(client.delete_sandbox, box.name)
-    finally:
-        cutter.close()
+    await check_cuts(server, kind, data(1, 24 << 20), data(2, 4 << 20))
 
 
 @pytest.mark.timeout(900)
@@ -149,45 +116,7 @@ async def test_a_fast_command_waits_for_a_lost_client(server):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
 async def test_kills_of_the_server_lose_and_repeat_nothing(own_server, kind):
-    server = own_server()
-    client = server.client(kind)
-    box = await create(client)
-    ready = asyncio.Event()
-    script = "i=0; while [ ! -e /tmp/stop ]; do i=$((i+1)); echo line $i; echo error $i >&2; sleep 0.01; done; echo last $i"
-    handle = await call(box.run, script, wait=False, timeout=0)
-    output, loop = [], asyncio.get_running_loop()
-
-    async def read() -> None:
-        if hasattr(handle, "__aiter__"):
-            async for chunk in handle:
-                output.append(chunk)
-                ready.set()
-        else:
-
-            def iterate() -> None:
-                for chunk in handle:
-                    output.append(chunk)
-                    loop.call_soon_threadsafe(ready.set)
-
-            await asyncio.to_thread(iterate)
-
-    reading = asyncio.create_task(read())
-    for _ in range(KILLS):
-        ready.clear()
-        seen = asyncio.create_task(ready.wait())
-        await asyncio.wait([seen, reading], timeout=120, return_when=asyncio.FIRST_COMPLETED)
-        assert seen.done() and not reading.done(), reading
-        await asyncio.to_thread(server.kill)
-        await asyncio.to_thread(server.start)
-    await call((await call(client.get_sandbox, box.name)).write, "/tmp/stop", b"")
-    await asyncio.wait_for(reading, 240)
-    done = await result(handle)
-    check_offsets(output)
-    lines = text_of("stdout", output).splitlines()
-    last = len(lines) - 1
-    assert last > KILLS and done.exit_code == 0
-    assert lines == [*(f"line {number}" for number in range(1, last + 1)), f"last {last}"]
-    assert text_of("stderr", output) == "".join(f"error {number}\n" for number in range(1, last + 1))
+    await check_kills(own_server(), kind)
 
 
 async def test_a_restart_with_boxes_is_followed(own_server):

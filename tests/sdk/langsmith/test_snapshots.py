@@ -74,7 +74,12 @@ async def test_an_image_that_cannot_be_pulled_is_a_failed_snapshot(client):
     assert failed.status == "failed" and failed.status_message
     # The tag of the image.
     assert failed.tags == ["1.2"]
-    await call(client.delete_snapshot, failed.id)
+    # The next snapshot of this name and tag replaces a failed one.
+    with pytest.raises(ResourceCreationError):
+        await call(client.create_snapshot, name, "127.0.0.1:9/none/none:1.2", 1 << 30)
+    (again,) = await call(client.list_snapshots, name_contains=name)
+    assert (again.status, again.tags) == ("failed", ["1.2"]) and again.id != failed.id
+    await call(client.delete_snapshot, again.id)
 
 
 async def test_a_failed_build_leaves_the_name_to_the_snapshot_that_has_it(client, box):

@@ -1,12 +1,13 @@
 """Commands as server-sent events, a transport of the newest release."""
 
-import asyncio
 import os
 
 import httpx
 import pytest
-from conftest import TOKEN, AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, create, result, text_of
-from langsmith.sandbox import CommandTimeoutError, SandboxOperationError
+from conftest import TOKEN, AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, result, text_of
+from cutter import Cutter
+from langsmith.sandbox import CommandTimeoutError, SandboxOperationError, _sse_execute
+from lost import check_cuts, check_kills, data
 
 pytestmark = pytest.mark.asyncio
 
@@ -75,17 +76,27 @@ async def test_a_client_beyond_the_end_of_one_stream_reads_the_other(box):
     assert (done.stdout, done.stderr, done.exit_code) == ("", "err\n", 0)
 
 
+async def test_a_start_whose_answer_is_lost_runs_once(server, client, box):
+    cutter = Cutter(server.port, 3, seed=5, most=300)
+    try:
+        box.dataplane_url = box.dataplane_url.replace(f":{server.port}", f":{cutter.port}")
+        done = await call(box.run, "echo begun >> /tmp/runs; cat /tmp/runs; sleep 1; cat /tmp/runs")
+        assert (done.stdout, done.exit_code, cutter.made) == ("begun\nbegun\n", 0, 3)
+    finally:
+        cutter.close()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_random_cuts_lose_and_repeat_nothing(server, monkeypatch, kind):
+    # The waiting times of the SDK would add up to minutes.
+    monkeypatch.setattr(_sse_execute, "_BACKOFF_BASE", 0.001)
+    # The SDK itself decodes its pieces one by one, and changes bytes that are no text.
+    out, err = (data(seed, size << 20).decode(errors="replace").encode() for seed, size in [(1, 24), (2, 4)])
+    await check_cuts(server, kind, out, err)
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
 async def test_kills_of_the_server_lose_and_repeat_nothing(own_server, kind):
-    server = own_server()
-    client = server.client(kind)
-    box = await create(client)
-    handle = await call(box.run, "for i in $(seq 1 400); do echo $i; sleep 0.02; done", wait=False, timeout=0)
-    reading = asyncio.create_task(chunks(handle))
-    for _ in range(3):
-        await asyncio.sleep(1)
-        await asyncio.to_thread(server.kill)
-        await asyncio.to_thread(server.start)
-    output = await asyncio.wait_for(reading, 200)
-    check_offsets(output)
-    assert text_of("stdout", output) == "".join(f"{number}\n" for number in range(1, 401))
+    await check_kills(own_server(), kind)

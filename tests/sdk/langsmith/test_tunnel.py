@@ -1,16 +1,22 @@
 """The tunnel to ports of a box."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import call
+from conftest import AsyncSandboxClient, SandboxClient, call, create
 from program import free_port
 from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
+
+# The tunnels of one box: one more after each kill.
+KILLS = 5
 
 ECHO = """
 import socketserver
@@ -46,8 +52,29 @@ def exchange(port: int, content: bytes) -> bytes:
             if view:
                 sent = connection.send(view[:65536])
                 view = view[sent:]
-            received += connection.recv(65536)
+            part = connection.recv(65536)
+            assert part, f"the connection has ended after {len(received)} bytes"
+            received += part
         return bytes(received)
+
+
+def exchange_until_the_end(connection: socket.socket, begun: threading.Event) -> int:
+    """Sends pieces and reads each again until the connection ends, and returns the number of complete ones."""
+    pieces = 0
+    with connection, contextlib.suppress(ConnectionError):
+        while True:
+            piece = os.urandom(65536)
+            connection.sendall(piece)
+            received = 0
+            while received < len(piece):
+                part = connection.recv(65536)
+                if not part:
+                    return pieces
+                assert piece[received : received + len(part)] == part
+                received += len(part)
+            pieces += 1
+            begun.set()
+    return pieces
 
 
 async def test_connections_pass_through(box):
@@ -116,3 +143,43 @@ async def test_a_port_without_a_server_closes_the_connection(box):
         assert await asyncio.to_thread(probe) == b""
     finally:
         await call(tunnel.close)
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_tunnel_connects_again_after_a_kill_of_the_server(own_server, kind):
+    server = own_server()
+    box = await create(server.client(kind))
+    await echo_server(box)
+    tunnels = [await call(box.tunnel, 7007, local_port=free_port())]
+    # More than the window of a stream.
+    content = os.urandom(512 << 10)
+
+    def connect() -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", tunnels[0].local_port), 60)
+        connection.settimeout(60)
+        return connection
+
+    def use_through_a_kill() -> None:
+        """Has an idle and a busy connection when the server is killed. Both end before it starts again."""
+        begun = threading.Event()
+        with connect() as idle, ThreadPoolExecutor() as others:
+            idle.sendall(b"x")
+            assert idle.recv(1) == b"x"
+            busy = others.submit(exchange_until_the_end, connect(), begun)
+            assert begun.wait(60)
+            server.kill()
+            with contextlib.suppress(ConnectionError):
+                assert idle.recv(1) == b""
+            assert busy.result(60) > 0
+
+    try:
+        for _ in range(KILLS):
+            await asyncio.to_thread(use_through_a_kill)
+            await asyncio.to_thread(server.start)
+            # The same tunnels connect again by themselves.
+            tunnels.append(await call(box.tunnel, 7007, local_port=free_port()))
+            for tunnel in tunnels:
+                assert await asyncio.to_thread(exchange, tunnel.local_port, content) == content
+    finally:
+        for tunnel in tunnels:
+            await call(tunnel.close)

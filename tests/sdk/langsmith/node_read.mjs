@@ -1,13 +1,13 @@
-// Reads the output of a command through a proxy that cuts connections, and prints what arrived as JSON.
+// Reads the output of a command over connections that break. Prints its size with each piece, and then what arrived as
+// JSON.
 import { createHash } from "node:crypto";
 import { createRequire } from "node:module";
 
 const require = createRequire(`${process.env.NODE_PATH}/`);
 const { CommandHandle, SandboxClient } = require("langsmith/sandbox");
 
-const [endpoint, apiKey, name, command] = process.argv.slice(2);
-// The waiting times of the SDK would add up to minutes.
-CommandHandle.BACKOFF_BASE = 0.001;
+const [endpoint, apiKey, name, command, backoff] = process.argv.slice(2);
+if (backoff) CommandHandle.BACKOFF_BASE = Number(backoff);
 const client = new SandboxClient({ apiEndpoint: endpoint, apiKey });
 const box = await client.getSandbox(name);
 const handle = await box.run(command, { wait: false, timeout: 0 });
@@ -20,6 +20,7 @@ for await (const chunk of handle) {
   const bytes = Buffer.from(chunk.data);
   sizes[chunk.stream] += bytes.length;
   hashes[chunk.stream].update(bytes);
+  console.log(sizes.stdout + sizes.stderr);
 }
 const { exit_code: exit } = await handle.result;
 const digests = { stdout: hashes.stdout.digest("hex"), stderr: hashes.stderr.digest("hex") };
