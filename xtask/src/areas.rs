@@ -19,13 +19,13 @@ const AREAS: &[Area] = &[
     ("protocol", &["-p box-protocol --all-features"]),
     ("catalog", &["-p box-catalog"]),
     ("client", &["-p box-client", "-p box-tests --test client"]),
-    (IMAGE, &["-p box-image"]),
+    ("image", &["-p box-image"]),
     ("sys", &["-p box-sys"]),
     ("agent", &["-p box-agent"]),
     ("runtime", &["-p box-runtime", "-p box-tests --test boxes"]),
     ("service", &["-p box-service"]),
     ("gateways", &["-p box-gateways"]),
-    (CLI, &["-p boxd --bins --test cli"]),
+    ("cli", &["-p boxd --bins --test cli"]),
     ("http", &["-p boxd --test http"]),
     (
         "native",
@@ -35,12 +35,8 @@ const AREAS: &[Area] = &[
     ("xtask", &["-p xtask"]),
 ];
 
-/// The areas of images and of the command line, whose tests need programs of Debian.
-const IMAGE: &str = "image";
-const CLI: &str = "cli";
-
-/// The suite whose tests have a registry of images.
-const E2B: &str = "e2b";
+/// Areas whose tests need programs of Debian, as the suites of SDKs do.
+const WITH_PROGRAMS: [&str; 3] = ["image", "cli", "native"];
 
 /// Areas that need more than the test runner.
 const STEPS: &[&str] = &[
@@ -62,8 +58,8 @@ const QUICK: &str = "--workspace --lib --bins --test suite --test service --test
 pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[String]) -> Result {
     let mut counts = Counts::default();
     if let Some((_, parts)) = AREAS.iter().find(|(name, _)| *name == area) {
-        if [IMAGE, CLI].contains(&area) {
-            tools::programs(workspace, &tools::IMAGES)?;
+        if WITH_PROGRAMS.contains(&area) {
+            tools::programs(workspace, &tools::PROGRAMS)?;
         }
         for part in *parts {
             tests(workspace, target, part, filter, &mut counts)?;
@@ -76,9 +72,7 @@ pub(crate) fn run(workspace: &Workspace, target: &Path, area: &str, filter: &[St
     }
     match area {
         suite if sdk::names().any(|name| name == suite) => {
-            if suite == E2B {
-                tools::programs(workspace, &tools::IMAGES[..1])?;
-            }
+            tools::programs(workspace, &tools::PROGRAMS)?;
             sdk::build_and_check(workspace, target, suite, &mut counts)
         }
         "guest" => guest::check(workspace, target, &mut counts),

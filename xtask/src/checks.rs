@@ -105,22 +105,10 @@ fn before_tests(workspace: &Workspace, manifest: &Manifest, done: &mut Done) -> 
     })
 }
 
-/// Programs that the tests run inside a box, and programs that make and serve images.
-const PROGRAMS: [tools::Needed; 8] = [
-    ("/usr/bin/pip3", "--version", "python3-pip"),
-    ("/usr/bin/ipython3", "--version", "ipython3"),
-    ("npm", "--version", "npm"),
-    tools::IMAGES[0],
-    tools::IMAGES[1],
-    tools::IMAGES[2],
-    tools::IMAGES[3],
-    tools::IMAGES[4],
-];
-
 /// Runs the steps that execute our programs.
 fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Done) -> Result {
     done.step("tests", |counts| {
-        tools::programs(workspace, &PROGRAMS)?;
+        tools::programs(workspace, &tools::PROGRAMS)?;
         // A test that fails and then passes is listed as flaky.
         let all = "--workspace --all-targets --retries 1";
         areas::tests(workspace, target, all, &[], counts)

@@ -93,8 +93,11 @@ impl Pinned {
 /// A program, an argument that makes it do nothing, and its Debian package.
 pub(crate) type Needed = (&'static str, &'static str, &'static str);
 
-/// A registry, makers of images and the smallest image, for the tests of images.
-pub(crate) const IMAGES: [Needed; 5] = [
+/// Programs that tests run inside a box, and programs that make and serve images.
+pub(crate) const PROGRAMS: [Needed; 8] = [
+    ("/usr/bin/pip3", "--version", "python3-pip"),
+    ("/usr/bin/ipython3", "--version", "ipython3"),
+    ("npm", "--version", "npm"),
     ("docker-registry", "--version", "docker-registry"),
     ("skopeo", "--version", "skopeo"),
     ("umoci", "--version", "umoci"),
