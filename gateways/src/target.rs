@@ -68,14 +68,14 @@ impl DefaultBox {
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
     /// In this process, behind the policy.
-    Here(Here),
+    InProcess(InProcess),
     /// On a server, whose policy decides about every call.
     Server(BoxClient),
 }
 
 /// The boxes of this process, as a caller sees them.
 #[derive(Debug, Clone)]
-pub(crate) struct Here {
+pub(crate) struct InProcess {
     pub(crate) policy: BoxService,
     pub(crate) runtime: BoxRuntime,
     pub(crate) caller: Caller,
@@ -89,7 +89,7 @@ macro_rules! calls {
         impl Target {
             $(pub(crate) async fn $name(&self, params: $params) -> Result<$result, BoxError> {
                 match self {
-                    Self::Here(Here { runtime, caller, .. }) => runtime.$name(caller, params).await,
+                    Self::InProcess(InProcess { runtime, caller, .. }) => runtime.$name(caller, params).await,
                     Self::Server(client) => call::<$action>(client, &params).await,
                 }
             })*
@@ -118,7 +118,7 @@ macro_rules! streams {
                 chunks: mpsc::Sender<CommandChunk>,
             ) -> Result<$result, BoxError> {
                 match self {
-                    Self::Here(Here { runtime, caller, .. }) => {
+                    Self::InProcess(InProcess { runtime, caller, .. }) => {
                         runtime.$name(caller, params, chunks.into()).await
                     }
                     Self::Server(client) => stream::<$action>(client, &params, chunks).await,
@@ -138,7 +138,7 @@ impl Target {
     /// Returns the state and settings of a box.
     pub(crate) async fn get(&self, id: &BoxId) -> Result<BoxInfo, BoxError> {
         match self {
-            Self::Here(Here {
+            Self::InProcess(InProcess {
                 runtime, caller, ..
             }) => runtime.get(caller, id).await,
             Self::Server(client) => {
@@ -151,7 +151,7 @@ impl Target {
     /// Lists boxes.
     pub(crate) async fn list(&self, params: &BoxListParams) -> Result<BoxListResult, BoxError> {
         match self {
-            Self::Here(Here {
+            Self::InProcess(InProcess {
                 runtime, caller, ..
             }) => runtime.list(caller, params).await,
             Self::Server(client) => call::<BoxList>(client, params).await,
@@ -165,7 +165,7 @@ impl Target {
         if_exists: IfExists,
     ) -> Result<BoxCreateResult, BoxError> {
         match self {
-            Self::Here(Here {
+            Self::InProcess(InProcess {
                 policy,
                 runtime,
                 caller,
@@ -204,7 +204,7 @@ impl Target {
         params: &A::Params,
     ) -> Result<A::Result, BoxError> {
         match self {
-            Self::Here(Here {
+            Self::InProcess(InProcess {
                 runtime, caller, ..
             }) => runtime.forward::<A>(caller, params).await,
             Self::Server(client) => call::<A>(client, params).await,
@@ -218,7 +218,7 @@ impl Target {
         chunks: mpsc::Sender<A::Chunk>,
     ) -> Result<A::Result, BoxError> {
         match self {
-            Self::Here(Here {
+            Self::InProcess(InProcess {
                 runtime, caller, ..
             }) => runtime.forward_streamed::<A>(caller, params, chunks).await,
             Self::Server(client) => stream::<A>(client, params, chunks).await,
@@ -231,7 +231,7 @@ impl Target {
     pub(crate) fn timeout_ms(&self, asked_s: Option<u64>) -> (Option<u64>, Option<Adjusted>) {
         let asked = asked_s.map(|seconds| seconds.saturating_mul(1000));
         match self {
-            Self::Here(Here {
+            Self::InProcess(InProcess {
                 policy,
                 caller,
                 gateway,

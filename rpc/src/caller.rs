@@ -51,6 +51,11 @@ impl Caller {
     /// Names of callers that have no token.
     pub const RESERVED: [&str; 4] = ["local", "certificate", "loopback", "anonymous"];
 
+    /// Returns whether a token with this name needs a prefix in the name of its caller.
+    fn is_reserved(name: &str) -> bool {
+        Self::RESERVED.contains(&name) || name.starts_with(ONLY) || name.starts_with(TOKEN)
+    }
+
     /// Creates the holder of the token with this name.
     pub fn token(name: impl Into<Arc<str>>) -> Self {
         Self::Token(name.into())
@@ -81,7 +86,7 @@ impl Caller {
         let [local, certificate, loopback, anonymous] = &*NAMES;
         Arc::clone(match self {
             Self::Only(id) => return format!("{ONLY}{id}").into(),
-            Self::Token(name) if Self::RESERVED.contains(&&**name) || name.starts_with(ONLY) => {
+            Self::Token(name) if Self::is_reserved(name) => {
                 return format!("{TOKEN}{name}").into();
             }
             Self::Token(name) => name,
@@ -141,7 +146,7 @@ mod tests {
         assert_eq!(&*Caller::token("ann").name(), "ann");
         assert_eq!(&*Caller::only("1f").name(), "box:1f");
         assert_ne!(Caller::token("box:1f").name(), Caller::only("1f").name());
-        let tokens = ["ann", "local", "box:1f"].map(Caller::token);
+        let tokens = ["ann", "local", "box:1f", "token:box:1f"].map(Caller::token);
         for caller in others.into_iter().chain(tokens).chain([Caller::only("1f")]) {
             assert_eq!(Caller::named(&caller.name()), caller);
         }

@@ -84,11 +84,7 @@ impl Sessions {
         let params = self.params(request);
         let context = self.context.clone();
         let call = StreamedCall::new(move |chunks| async move {
-            let runtime = context.runtime();
-            let chunks = Some(chunks);
-            let started = runtime
-                .run_in_shell(&context.caller, params, chunks)
-                .await?;
+            let started = context.run_in_shell(&GATEWAY, params, Some(chunks)).await?;
             Ok((started.info, started.read))
         });
         collect(call).await
@@ -99,19 +95,18 @@ impl Sessions {
         let mut params = self.params(request);
         params.attach = None;
         params.on_disconnect = OnDisconnect::Keep;
-        let (runtime, caller) = (self.context.runtime(), &self.context.caller);
-        Ok(runtime.run_in_shell(caller, params, None).await?.info)
+        let context = &self.context;
+        Ok(context.run_in_shell(&GATEWAY, params, None).await?.info)
     }
 
     fn params(&self, request: RunRequest) -> ShellRunParams {
-        let timeout_ms = self.context.timeout_ms(&GATEWAY, request.hard_ms);
         let (box_id, shell_id) = (self.box_id.clone(), request.shell_id);
         ShellRunParams {
             cwd: request.cwd,
             cwd_stays: request.cwd_stays,
             env: request.env,
             stdin: request.stdin,
-            timeout_ms,
+            timeout_ms: request.hard_ms,
             on_disconnect: if request.keep {
                 OnDisconnect::Keep
             } else {

@@ -130,16 +130,14 @@ pub(super) async fn output_of<const N: usize>(
     argv: [&str; N],
 ) -> Result<(String, Option<i32>), Failure> {
     let params = CommandStartParams {
-        timeout_ms: context.timeout_ms(&GATEWAY, Some(LIST_MS)),
+        timeout_ms: Some(LIST_MS),
         attach: Some(AttachOptions::default()),
         retain_ms: Some(0),
         ..CommandStartParams::new(box_id.clone(), Program::argv(argv)?)
     };
     let of_call = context.clone();
     let mut call = StreamedCall::new(|chunks| async move {
-        let runtime = of_call.runtime();
-        let started = runtime.start_command(&of_call.caller, params, Some(chunks));
-        started.await
+        of_call.start_command(&GATEWAY, params, Some(chunks)).await
     });
     let mut output = String::new();
     loop {

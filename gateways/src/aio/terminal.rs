@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use super::GATEWAY;
 use super::envelope::{Failure, done};
 use super::provisioner::url_of;
 use crate::http::body::Params;
@@ -54,8 +55,7 @@ async fn open(context: &Context, box_id: &BoxId, id: &CommandId) -> Result<Comma
         ..CommandStartParams::new(box_id.clone(), Program::argv(["bash", "-i"])?)
     };
     params.env.insert("TERM", "xterm-256color")?;
-    let runtime = context.runtime();
-    runtime.start_command(&context.caller, params, None).await?;
+    context.start_command(&GATEWAY, params, None).await?;
     Ok(command_id)
 }
 

@@ -1,11 +1,13 @@
 //! A connection: the handshake, and the requests of its client in order.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::files::Handles;
 use super::session::{Outgoing, Place, Session, Sessions};
@@ -15,8 +17,11 @@ use super::{environment, files, process, walk};
 /// The number of messages that wait for the client; each may be long.
 const WAITING_MESSAGES: usize = 8;
 
-/// The number of `process/read` that wait for output at once. Others are answered with what there is.
+/// The number of `process/read` that wait for output at once. A further one returns the output so far.
 const MAX_READS: usize = 64;
+
+/// How long such a further one may take, because the requests behind it wait.
+const READ_LIMIT: Duration = Duration::from_secs(5);
 
 /// The server of one connection. Dropping it leaves its session to a later connection.
 #[derive(Debug)]
@@ -142,7 +147,9 @@ impl Connection {
         if self.reads.len() >= MAX_READS {
             // The client asks again. If this read waited, so would all requests behind it.
             params.wait_ms = None;
-            let read = process::read(&session, params).await;
+            let read = timeout(READ_LIMIT, process::read(&session, params)).await;
+            let late = "process/read: the box did not answer within 5 seconds; try again later";
+            let read = read.unwrap_or_else(|_| Err(Fault::internal(late)));
             self.send(Some(id), read).await;
             return Ok(());
         }

@@ -15,7 +15,7 @@ use crate::http::context::{Context, InBox};
 use crate::http::refusal::Refusal;
 use crate::http::routes::{Routes, default_and_one_box};
 use crate::http::socket::{Incoming, Socket, SocketSender, Upgrade};
-use crate::target::{DefaultBox, Here, Target};
+use crate::target::{DefaultBox, InProcess, Target};
 
 /// Returns all routes.
 pub fn routes() -> Vec<Routes> {
@@ -56,7 +56,7 @@ fn serve(
 ) -> Response {
     let server = &context.server;
     let place = Place {
-        target: Target::Here(Here {
+        target: Target::InProcess(InProcess {
             policy: server.policy.clone(),
             runtime: server.runtime.clone(),
             caller: context.caller.clone(),

@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWrit
 use super::connection::Connection;
 use super::session::{Place, Sessions};
 use super::{GATEWAY, MAX_MESSAGE_BYTES};
-use crate::target::{DefaultBox, Here, Target};
+use crate::target::{DefaultBox, InProcess, Target};
 
 /// Serves the parent process until it closes the input. Its first request creates the box with this spec.
 pub async fn serve_stdio(
@@ -22,7 +22,7 @@ pub async fn serve_stdio(
     default: BoxId,
     spec: SpecDraft,
 ) -> Result<(), BoxError> {
-    let target = Target::Here(Here {
+    let target = Target::InProcess(InProcess {
         policy,
         runtime,
         caller: Caller::Local,

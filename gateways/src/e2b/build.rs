@@ -364,13 +364,12 @@ impl Build {
     async fn check_start(&self, main: &str, ready: &str) -> Result<()> {
         let (context, id) = (&self.context, CommandId::new("start")?);
         let params = self.params(id.clone(), shell(main), &self.cwd)?;
-        let runtime = context.runtime();
-        runtime.start_command(&context.caller, params, None).await?;
+        context.start_command(&GATEWAY, params, None).await?;
         let params = self.params(CommandId::new("ready")?, until(ready), &self.cwd)?;
         let waited = wait_until_ready(context, params, READY_MS).await;
         let kill = CommandKillParams::new(self.id.clone(), id);
         // It may have ended by itself.
-        let _ = runtime.kill_command(&context.caller, kill).await;
+        let _ = context.runtime().kill_command(&context.caller, kill).await;
         waited
     }
 
@@ -464,7 +463,7 @@ impl Build {
             command_id: Some(id),
             cwd: Some(cwd.to_owned()),
             env: env("ENV", self.env.clone())?,
-            timeout_ms: self.context.timeout_ms(&GATEWAY, Some(BUILD_SEC * 1000)),
+            timeout_ms: Some(BUILD_SEC * 1000),
             retain_ms: Some(-1),
             ..CommandStartParams::new(self.id.clone(), Program::argv(argv)?)
         })

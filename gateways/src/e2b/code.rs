@@ -232,7 +232,6 @@ async fn execute(context: Context, InBox(box_id): InBox, Json(request): Json<Exe
     let env = env("env_vars", request.env_vars.unwrap_or_default())?;
     let params = ShellRunParams {
         env,
-        timeout_ms: context.timeout_ms(&GATEWAY, None),
         attach: Some(AttachOptions {
             view: View::Text,
             until: Until::default(),
@@ -241,9 +240,7 @@ async fn execute(context: Context, InBox(box_id): InBox, Json(request): Json<Exe
     };
     let (held, shell_id) = (context.clone(), shell.shell_id);
     let call = StreamedCall::new(move |chunks| async move {
-        let runtime = held.runtime();
-        let ran = runtime.run_in_shell(&held.caller, params, Some(chunks));
-        let ran = ran.await?;
+        let ran = held.run_in_shell(&GATEWAY, params, Some(chunks)).await?;
         let shells = list(&held, &box_id, Some(shell_id))
             .await
             .unwrap_or_default();

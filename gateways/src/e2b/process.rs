@@ -114,13 +114,11 @@ async fn start(context: Context, InBox(box_id): InBox, request: Request) -> Resp
     let (parts, body) = request.into_parts();
     let started = async {
         let request: Start = connect::request(&parts, body).await?;
-        let params = start_params(&context, box_id, &parts.headers, request)?;
+        let params = start_params(box_id, &parts.headers, request)?;
         let is_pty = params.pty.is_some();
         let held = context.clone();
         let call = StreamedCall::new(move |chunks| async move {
-            let runtime = held.runtime();
-            let started = runtime.start_command(&held.caller, params, Some(chunks));
-            let started = started.await?;
+            let started = held.start_command(&GATEWAY, params, Some(chunks)).await?;
             let why = started.read.map(|read| read.why);
             Ok(Ended {
                 info: started.info,
@@ -132,12 +130,7 @@ async fn start(context: Context, InBox(box_id): InBox, request: Request) -> Resp
     answer(started.await, &parts)
 }
 
-fn start_params(
-    context: &Context,
-    box_id: BoxId,
-    headers: &HeaderMap,
-    request: Start,
-) -> Result<CommandStartParams> {
+fn start_params(box_id: BoxId, headers: &HeaderMap, request: Start) -> Result<CommandStartParams> {
     let Config {
         cmd,
         args,
@@ -157,7 +150,6 @@ fn start_params(
     } else {
         Stdin::Closed
     };
-    let timeout_ms = context.timeout_ms(&GATEWAY, connect::timeout_ms(headers)?);
     let cwd = cwd.filter(|cwd| !cwd.is_empty());
     Ok(CommandStartParams {
         cwd: cwd.map(|cwd| absolute(&cwd, user.as_deref())),
@@ -165,7 +157,7 @@ fn start_params(
         user,
         stdin,
         pty: request.pty.map(|pty| pty.size()).transpose()?,
-        timeout_ms,
+        timeout_ms: connect::timeout_ms(headers)?,
         on_disconnect: OnDisconnect::Keep,
         note: Some(Note::new(&note)?),
         attach: Some(AttachOptions {

@@ -6,6 +6,7 @@ use box_protocol::actions::{
     AttachOptions, CommandChunk, CommandStartParams, CommandStartResult, StreamName, Until, View,
 };
 
+use super::GATEWAY;
 use super::error::ApiError;
 use crate::http::context::Context;
 use crate::http::stream::{Step, StreamedCall};
@@ -78,10 +79,7 @@ fn call(
     });
     let held = context.clone();
     StreamedCall::new(move |chunks| async move {
-        let runtime = held.runtime();
-        runtime
-            .start_command(&held.caller, params, Some(chunks))
-            .await
+        held.start_command(&GATEWAY, params, Some(chunks)).await
     })
 }
 
@@ -106,6 +104,8 @@ pub(super) async fn wait_until_ready(
         return Ok(());
     }
     let seconds = limit_ms / 1000;
-    let message = format!("readyCmd: did not succeed within {seconds} s; check startCmd");
+    let message = format!(
+        "readyCmd: did not succeed within its time limit, at most {seconds} s; check startCmd"
+    );
     Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message))
 }

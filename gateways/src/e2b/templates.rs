@@ -343,15 +343,16 @@ async fn status(
         .unwrap_or(0);
     let logs = logs(&context, &build, skip, MAX_ENTRIES).await?;
     let state = state_of(&item, &running);
-    let reason = if state == status_of(&item) {
-        item.labels.get(REASON).cloned()
-    } else {
+    let is_interrupted = state != status_of(&item);
+    let reason = if is_interrupted {
         Some("the server ended during the build; build again".to_owned())
+    } else {
+        item.labels.get(REASON).cloned()
     };
     let entries = logs.unwrap_or_default();
     let is_last = item.labels.get(BUILD) == Some(&build);
-    if is_last && state != "building" && entries.len() == MAX_ENTRIES {
-        // The client asks for the rest.
+    if is_last && (is_interrupted || state != "building" && entries.len() == MAX_ENTRIES) {
+        // The client asks for the rest. After that, no server would delete the box of an interrupted build.
         build::keep_logs(&context, &BoxId::new(&build)?).await;
     }
     let lines: Vec<&Value> = entries.iter().map(|entry| &entry["message"]).collect();

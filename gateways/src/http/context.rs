@@ -6,7 +6,8 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use box_protocol::actions::{
     BoxCreateParams, BoxCreateResult, BoxDeleteParams, BoxListParams, BoxTransitionParams,
-    BoxUpdateParams, IfExists, TargetState,
+    BoxUpdateParams, CommandChunk, CommandStartParams, CommandStartResult, IfExists,
+    ShellRunParams, TargetState,
 };
 use box_protocol::{BoxError, BoxId, BoxInfo, GatewayName, SpecDraft, UnixMs};
 use box_rpc::{Caller, Turn, Turns};
@@ -14,7 +15,7 @@ use box_runtime::BoxRuntime;
 use box_service::{BoxService, CallGuard};
 use box_transports::connection_limit::ConnectionPermit;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::capability::{Scope, SigningKey};
 use super::refusal::{Refusal, RefusalReason};
@@ -171,8 +172,31 @@ impl Context {
         self.runtime().delete(&self.caller, params).await.map(drop)
     }
 
-    /// Returns the time limit of a command or a run: that of the request, within the policy.
-    pub fn timeout_ms(&self, gateway: &GatewayName, requested: Option<u64>) -> Option<u64> {
+    /// Starts a command with the time limit of the request, within the policy.
+    pub async fn start_command(
+        &self,
+        gateway: &GatewayName,
+        mut params: CommandStartParams,
+        chunks: Option<mpsc::Sender<CommandChunk>>,
+    ) -> Result<CommandStartResult, BoxError> {
+        params.timeout_ms = self.timeout_ms(gateway, params.timeout_ms);
+        let runtime = self.runtime();
+        runtime.start_command(&self.caller, params, chunks).await
+    }
+
+    /// Runs a text in a shell with the time limit of the request, within the policy.
+    pub async fn run_in_shell(
+        &self,
+        gateway: &GatewayName,
+        mut params: ShellRunParams,
+        chunks: Option<mpsc::Sender<CommandChunk>>,
+    ) -> Result<CommandStartResult, BoxError> {
+        params.timeout_ms = self.timeout_ms(gateway, params.timeout_ms);
+        let runtime = self.runtime();
+        runtime.run_in_shell(&self.caller, params, chunks).await
+    }
+
+    fn timeout_ms(&self, gateway: &GatewayName, requested: Option<u64>) -> Option<u64> {
         let policy = &self.server.policy;
         policy.decide_timeout(requested, &self.caller, gateway).0
     }

@@ -142,7 +142,7 @@ impl Relay {
         let (queue, mut queued) = mpsc::unbounded_channel();
         let mut status = close_code::NORMAL;
         {
-            let (heard, capacity) = (
+            let (received, capacity) = (
                 AtomicU64::new(0),
                 Arc::new(Semaphore::new(MAX_QUEUED_BYTES)),
             );
@@ -150,9 +150,9 @@ impl Relay {
             tokio::pin!(input);
             let left = tokio::select! {
                 () = self.output(&send, Limits::network().message_bytes) => None,
-                left = receive_messages(receive, &heard, &queue, &capacity) => Some(left),
+                left = receive_messages(receive, &received, &queue, &capacity) => Some(left),
                 () = &mut input => None,
-                () = unresponsive(&send, &heard, &capacity) => None,
+                () = unresponsive(&send, &received, &capacity) => None,
                 () = self.lease.stale() => None,
                 () = stop => None,
             };
@@ -265,12 +265,12 @@ impl Relay {
 /// A bounded number of bytes is queued for the process.
 async fn receive_messages(
     mut receive: impl Stream<Item = Result<Message, axum::Error>> + Unpin,
-    heard: &AtomicU64,
+    received: &AtomicU64,
     queue: &mpsc::UnboundedSender<(String, OwnedSemaphorePermit)>,
     capacity: &Arc<Semaphore>,
 ) -> u16 {
     while let Some(Ok(message)) = receive.next().await {
-        heard.fetch_add(1, Ordering::Relaxed);
+        received.fetch_add(1, Ordering::Relaxed);
         let message = match message {
             Message::Text(text) => text.as_str().to_owned(),
             Message::Binary(_) => return close_code::UNSUPPORTED,
@@ -289,7 +289,7 @@ async fn receive_messages(
 }
 
 /// Returns once the client stops answering pings.
-async fn unresponsive<S>(send: &Mutex<S>, heard: &AtomicU64, capacity: &Semaphore)
+async fn unresponsive<S>(send: &Mutex<S>, received: &AtomicU64, capacity: &Semaphore)
 where
     S: Sink<Message> + Unpin,
 {
@@ -301,7 +301,7 @@ where
         ticks.tick().await;
         // While the queue is full, the relay reads nothing and cannot see the answer to a ping.
         let listening = capacity.available_permits() > 0;
-        let now = heard.load(Ordering::Relaxed);
+        let now = received.load(Ordering::Relaxed);
         if listening && last_heard == Some(now) {
             return;
         }
@@ -397,29 +397,29 @@ mod tests {
         use tokio::time::Instant;
 
         let (sink, mut pings) = futures::channel::mpsc::unbounded();
-        let (sink, heard) = (Mutex::new(sink), AtomicU64::new(0));
+        let (sink, received) = (Mutex::new(sink), AtomicU64::new(0));
         let started = Instant::now();
         let capacity = Semaphore::new(1);
         let ping = async { (pings.next().await, started.elapsed()) };
-        let (first_ping, ()) = tokio::join!(ping, unresponsive(&sink, &heard, &capacity));
+        let (first_ping, ()) = tokio::join!(ping, unresponsive(&sink, &received, &capacity));
         let expected = Message::Ping(Bytes::new());
         assert_eq!(first_ping, (Some(expected), PING_INTERVAL));
         assert_eq!(started.elapsed(), 2 * PING_INTERVAL);
         // The relay keeps a client that answers.
         let answers = async {
             while pings.next().await.is_some() {
-                heard.fetch_add(1, Ordering::Relaxed);
+                received.fetch_add(1, Ordering::Relaxed);
             }
         };
         tokio::select! {
             () = answers => {}
-            within = timeout(10 * PING_INTERVAL, unresponsive(&sink, &heard, &capacity)) => {
+            within = timeout(10 * PING_INTERVAL, unresponsive(&sink, &received, &capacity)) => {
                 assert!(within.is_err());
             }
         }
         // And while the queue is full, because it cannot read the client's answers.
         let full = Semaphore::new(0);
-        let kept = timeout(10 * PING_INTERVAL, unresponsive(&sink, &heard, &full));
+        let kept = timeout(10 * PING_INTERVAL, unresponsive(&sink, &received, &full));
         assert!(kept.await.is_err());
     }
 

@@ -21,7 +21,7 @@ use crate::http::creation::Creation;
 use crate::http::refusal::json_response;
 
 /// The interval at which a request that does not wait looks for its box.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The fields of the contract, and the members of a request that they come from.
 const FIELDS: [(&str, &str); 5] = [
@@ -63,7 +63,7 @@ pub(super) async fn create(
     let id = BoxId::new(spec.box_id.as_deref().unwrap_or_default())?;
     let mut new = Creation::start(context.clone(), GATEWAY, id, spec);
     let created = match limit {
-        None => new.ready_or_visible(LOOK_INTERVAL).await,
+        None => new.ready_or_visible(POLL_INTERVAL).await,
         Some(limit) => timeout(limit, new.ready()).await.unwrap_or_else(|_| {
             let message = format!("sandbox not ready after {}s", limit.as_secs());
             Err(BoxError::timeout(message))

@@ -21,7 +21,7 @@ use crate::http::context::Context;
 use crate::http::refusal::json_response;
 
 /// The interval at which a request looks for the boxes of its pool.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The time for a pool to become ready if the request sets none, and the longest.
 const POOL_SECONDS: f64 = 30.0;
@@ -121,7 +121,7 @@ async fn until_ready(
                 message,
             ));
         }
-        sleep(LOOK_INTERVAL).await;
+        sleep(POLL_INTERVAL).await;
         pool = item(context, CatalogKind::Pool, pool.id.as_str()).await?;
     }
 }

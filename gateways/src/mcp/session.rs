@@ -10,7 +10,7 @@ use box_service::BoxService;
 use super::GATEWAY;
 use super::notes::Notes;
 use crate::http::context::Context;
-use crate::target::{DefaultBox, Here, Target};
+use crate::target::{DefaultBox, InProcess, Target};
 
 /// What the tools know of their caller.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ impl Session {
     /// Creates the session of a request to a gateway, whose policy applies.
     pub(super) fn of_request(context: Context, default: DefaultBox, gateway: GatewayName) -> Self {
         Self {
-            target: Target::Here(Here {
+            target: Target::InProcess(InProcess {
                 policy: context.server.policy.clone(),
                 runtime: context.server.runtime.clone(),
                 caller: context.caller.clone(),
@@ -42,7 +42,7 @@ impl Session {
     /// Creates the session of the process that started this one.
     pub(super) fn of_parent(policy: BoxService, runtime: BoxRuntime, default: DefaultBox) -> Self {
         Self {
-            target: Target::Here(Here {
+            target: Target::InProcess(InProcess {
                 policy,
                 runtime,
                 caller: Caller::Local,

@@ -10,6 +10,7 @@ use box_protocol::{BoxId, CommandId, Note, ShellId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::GATEWAY;
 use super::command::{LastId, directory, not_running, signal};
 use super::error::{Error, required};
 use super::events::{Events, Output};
@@ -21,7 +22,7 @@ use crate::http::stream::StreamedCall;
 
 /// Marks the shell of a context.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct ContextNote {
     code: String,
 }
 
@@ -85,7 +86,7 @@ async fn open(
     name: &str,
     cwd: Option<&str>,
 ) -> Result<ShellInfo, Error> {
-    let kept = Kept {
+    let kept = ContextNote {
         code: name.to_owned(),
     };
     let params = ShellCreateParams {
@@ -107,7 +108,7 @@ async fn open(
 
 /// Returns the language of a context; `None` for other shells.
 pub(super) fn language_of(info: &ShellInfo) -> Option<String> {
-    let kept = info.note.as_ref()?.read::<Kept>()?;
+    let kept = info.note.as_ref()?.read::<ContextNote>()?;
     Some(kept.code)
 }
 
@@ -242,10 +243,7 @@ pub(super) async fn run(
     };
     let running = context.clone();
     let call = StreamedCall::new(|chunks| async move {
-        let runtime = running.runtime();
-        runtime
-            .run_in_shell(&running.caller, params, Some(chunks))
-            .await
+        running.run_in_shell(&GATEWAY, params, Some(chunks)).await
     });
     let call = call.begun().await;
     let call = call.map_err(|error| in_shell(info.shell_id.as_str(), error))?;

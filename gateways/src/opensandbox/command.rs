@@ -43,7 +43,7 @@ const CURSOR: HeaderName = HeaderName::from_static("execd-commands-tail-cursor")
 
 /// What the record of a command does not hold of its request.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Kept {
+struct CommandNote {
     background: bool,
 }
 
@@ -108,13 +108,13 @@ pub(super) async fn run(
     }
     let timeout = request.timeout.filter(|time| *time > 0);
     let background = request.background.unwrap_or_default();
-    let kept = Kept { background };
+    let kept = CommandNote { background };
     let mut params = CommandStartParams {
         command_id: Some(id.clone()),
         cwd: directory(&context, &box_id, request.cwd.as_deref()).await?,
         env,
         user: request.user()?,
-        timeout_ms: context.timeout_ms(&GATEWAY, timeout),
+        timeout_ms: timeout,
         retain_ms: Some(RETAIN_MS),
         note: Some(Note::new(&kept)?),
         ..CommandStartParams::new(box_id, program)
@@ -127,10 +127,7 @@ pub(super) async fn run(
     }
     params.attach = Some(AttachOptions::default());
     let call = StreamedCall::new(|chunks| async move {
-        let runtime = context.runtime();
-        runtime
-            .start_command(&context.caller, params, Some(chunks))
-            .await
+        context.start_command(&GATEWAY, params, Some(chunks)).await
     });
     match call.begun().await {
         Ok(call) => Ok(Events::new(Output::Lines, None).response(call)),
@@ -144,10 +141,7 @@ async fn start_in_background(
     params: CommandStartParams,
     id: &CommandId,
 ) -> Result<Response, Error> {
-    let started = context
-        .runtime()
-        .start_command(&context.caller, params, None)
-        .await;
+    let started = context.start_command(&GATEWAY, params, None).await;
     if let Err(error) = started {
         return not_started(id, error);
     }
@@ -349,7 +343,7 @@ pub(super) async fn logs(
         }
         info => info?,
     };
-    let kept = info.note.as_ref().and_then(Note::read::<Kept>);
+    let kept = info.note.as_ref().and_then(Note::read::<CommandNote>);
     if !kept.is_some_and(|kept| kept.background) {
         return Err(refused(format!(
             "command {id} does not run in the background"

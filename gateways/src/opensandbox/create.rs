@@ -12,7 +12,7 @@ use box_protocol::{
 };
 
 use super::error::Error;
-use super::model::{self, Claim, CreateRequest, Hook, Kept, Volume, WAITING};
+use super::model::{self, Claim, CreateRequest, Hook, SandboxNote, Volume, WAITING};
 use super::{GATEWAY, policy};
 use crate::http::body::Json;
 use crate::http::context::Context;
@@ -40,7 +40,7 @@ const PRESET: Preset = Preset {
 const PIDS: u64 = 1024;
 
 /// How long a response waits for a sandbox to be ready. Clients give up after 30 seconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const READY_WAIT: Duration = Duration::from_secs(5);
 
 /// Creates a sandbox, and answers when it is ready, or with a pending one.
 ///
@@ -55,7 +55,7 @@ pub(super) async fn create(
     spec.volumes = (!volumes.is_empty()).then_some(volumes);
     let made = make_volumes(&context, &request.volumes).await?;
     let mut creation = Creation::start(context.clone(), GATEWAY, id, spec);
-    let info = match creation.ready_or_visible(PATIENCE).await {
+    let info = match creation.ready_or_visible(READY_WAIT).await {
         Ok(info) => info,
         Err(error) => {
             delete_volumes(&context, made).await;
@@ -140,7 +140,7 @@ fn spec(id: &BoxId, request: &CreateRequest) -> Result<SpecDraft, Error> {
     if let Some(pool) = extensions.get("poolRef") {
         spec.pool = Some(ItemRef::new(pool)?);
     }
-    let kept = Kept {
+    let kept = SandboxNote {
         entrypoint,
         extensions,
     };

@@ -137,7 +137,7 @@ pub(super) const WAITING: [&str; 3] = ["tail", "-f", "/dev/null"];
 
 /// What the record of a box does not hold of a request.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct SandboxNote {
     pub(super) entrypoint: Vec<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) extensions: BTreeMap<String, String>,
@@ -157,7 +157,7 @@ pub(super) fn state(info: &BoxInfo) -> &'static str {
 
 /// Returns a sandbox as the protocol describes it.
 pub(super) fn sandbox(info: &BoxInfo) -> Value {
-    let kept = info.note.as_ref().and_then(Note::read::<Kept>);
+    let kept = info.note.as_ref().and_then(Note::read::<SandboxNote>);
     let kept = kept.unwrap_or_default();
     let entrypoint = if kept.entrypoint.is_empty() {
         WAITING.map(str::to_owned).to_vec()

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::mpsc;
 
+use super::GATEWAY;
 use super::command::{LastId, expanded, find, refused};
 use super::error::Error;
 use crate::http::body::{OptionalJson, Params};
@@ -47,7 +48,7 @@ const REPLAY: u8 = 3;
 
 /// What the record of a command does not hold of a terminal.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct TerminalNote {
     pty: bool,
 }
 
@@ -91,11 +92,11 @@ async fn start(
         pty: pty.then_some(SIZE),
         on_disconnect: OnDisconnect::Keep,
         retain_ms: Some(-1),
-        note: Some(Note::new(&Kept { pty })?),
+        note: Some(Note::new(&TerminalNote { pty })?),
         ..params
     };
-    let (runtime, box_id) = (context.runtime(), params.box_id.clone());
-    let started = runtime.start_command(&context.caller, params, None).await;
+    let box_id = params.box_id.clone();
+    let started = context.start_command(&GATEWAY, params, None).await;
     // The holder of a capability has another name for the box than its owner.
     let info = started.map_err(refused)?.info;
     Ok(CommandInfo { box_id, ..info })
@@ -112,7 +113,7 @@ async fn terminal(
         Err(error) if error.is_missing() => return Err(unknown()),
         info => info?,
     };
-    let kept = info.note.as_ref().and_then(Note::read::<Kept>);
+    let kept = info.note.as_ref().and_then(Note::read::<TerminalNote>);
     let pty = kept.ok_or_else(unknown)?.pty;
     Ok((info, pty))
 }

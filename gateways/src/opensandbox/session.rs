@@ -87,15 +87,12 @@ pub(super) async fn run(
     let params = ShellRunParams {
         cwd_stays: cwd.is_some(),
         cwd,
-        timeout_ms: context.timeout_ms(&GATEWAY, request.timeout.filter(|time| *time > 0)),
+        timeout_ms: request.timeout.filter(|time| *time > 0),
         attach: Some(AttachOptions::default()),
         ..ShellRunParams::new(box_id, shell_id, request.command)
     };
     let call = StreamedCall::new(|chunks| async move {
-        let runtime = context.runtime();
-        runtime
-            .run_in_shell(&context.caller, params, Some(chunks))
-            .await
+        context.run_in_shell(&GATEWAY, params, Some(chunks)).await
     });
     let call = call.begun().await.map_err(|error| in_shell(&id, error))?;
     Ok(Events::new(Output::NonBlankLines, None).response(call))

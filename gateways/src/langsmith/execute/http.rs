@@ -23,7 +23,7 @@ pub(in super::super) async fn run(
 ) -> Result<Response, ApiError> {
     request.close_stdin = true;
     request.pty = false;
-    let params = request.into_params(&context, box_id, View::Text);
+    let params = request.into_params(box_id, View::Text);
     let mut params = params.map_err(|invalid| operation_error(invalid.into(), CLASS))?;
     // No client can attach to it, because no response names it before its end.
     params.on_disconnect = OnDisconnect::Kill;

@@ -83,12 +83,7 @@ type Reading = StreamedCall<CommandChunk, CommandInfo>;
 
 impl Execute {
     /// Returns the parameters of a command that its clients may leave.
-    fn into_params(
-        self,
-        context: &Context,
-        box_id: BoxId,
-        view: View,
-    ) -> Result<CommandStartParams, Invalid> {
+    fn into_params(self, box_id: BoxId, view: View) -> Result<CommandStartParams, Invalid> {
         let shell = self.shell.filter(|shell| !shell.is_empty());
         let shell = shell.unwrap_or_else(|| SHELL.to_owned());
         if self.command.trim().is_empty() {
@@ -116,7 +111,7 @@ impl Execute {
         }
         let timeout = milliseconds("timeout_seconds", self.timeout_seconds)?;
         let timeout = timeout.filter(|timeout| *timeout > 0);
-        params.timeout_ms = context.timeout_ms(&GATEWAY, timeout);
+        params.timeout_ms = timeout;
         params.on_disconnect = OnDisconnect::Keep;
         params.detached_ms = if self.kill_on_disconnect {
             Some(LEFT_MS)
@@ -161,9 +156,10 @@ enum Request {
 fn starting(context: &Context, params: CommandStartParams) -> Reading {
     let context = context.clone();
     Reading::new(|chunks| async move {
-        let runtime = context.runtime();
-        let started = runtime.start_command(&context.caller, params, Some(chunks));
-        started.await.map(|started| started.info)
+        let started = context
+            .start_command(&GATEWAY, params, Some(chunks))
+            .await?;
+        Ok(started.info)
     })
 }
 

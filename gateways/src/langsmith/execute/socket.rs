@@ -99,7 +99,7 @@ async fn serve(socket: Socket, context: Context, box_id: BoxId) {
         Ok(Incoming::Left) | Err(_) => return,
     };
     let end = match from_json::<First>(&first) {
-        Ok(First::Execute(request)) => match request.into_params(&context, box_id, View::Text) {
+        Ok(First::Execute(request)) => match request.into_params(box_id, View::Text) {
             Ok(params) => {
                 let key = CommandKey {
                     box_id: params.box_id.clone(),

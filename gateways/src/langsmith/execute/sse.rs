@@ -29,7 +29,7 @@ pub(in super::super) async fn start(
     Json(mut request): Json<Execute>,
 ) -> Result<Response, ApiError> {
     request.close_stdin = true;
-    let params = request.into_params(&context, box_id, View::Bytes);
+    let params = request.into_params(box_id, View::Bytes);
     let params = params.map_err(|invalid| operation_error(invalid.into(), CLASS))?;
     let reading = starting(&context, params).begun().await;
     let reading = reading.map_err(|error| operation_error(error, CLASS))?;
