@@ -56,9 +56,8 @@ impl Handle<AgentHealth> for Handlers {
         Ok(AgentHealthResult {
             contract: CONTRACT,
             running: self.0.running(),
-            has_file_slots: true,
             open: self.0.open_count(),
-            unheard: self.0.exit_queue().count(),
+            unacknowledged: self.0.exit_queue().count(),
         })
     }
 }

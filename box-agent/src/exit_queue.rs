@@ -113,6 +113,6 @@ impl Handle<AgentEnds> for Handlers {
         params: AgentEndsParams,
         _: Call<AgentEnds>,
     ) -> Result<AgentEndsResult, BoxError> {
-        Ok(self.0.exit_queue().wait_from(params.heard).await)
+        Ok(self.0.exit_queue().wait_from(params.acknowledged).await)
     }
 }

@@ -128,13 +128,13 @@ impl BoxRuntime {
             }
         }
         if skipped == 0 {
+            self.shared().layers.keep_unused(false);
             self.sweep_histories().await;
         } else {
             tracing::warn!(
                 skipped,
                 "the layers and logs of skipped boxes are unknown; unused ones stay"
             );
-            self.shared().layers.keep_unused();
         }
         for fork in incomplete.difference(&unended).copied() {
             let forks = forks.clone();
@@ -164,8 +164,7 @@ impl BoxRuntime {
 
     /// Removes the record of a box without a sandbox.
     async fn remove_record(&self, id: Uuid) {
-        let place = self.shared().records.place(id);
-        let _ = tokio::task::spawn_blocking(move || place.remove()).await;
+        self.shared().records.place(id).remove_soon().await;
     }
 
     /// Reads the records of boxes without a sandbox.

@@ -50,7 +50,7 @@ impl Earlier {
         let open = health.open.max(health.running.len() as u64);
         Self {
             open: open.min(MAX_EARLIER),
-            unreported: health.unheard.min(MAX_EARLIER),
+            unreported: health.unacknowledged.min(MAX_EARLIER),
         }
     }
 }
@@ -150,14 +150,14 @@ async fn receive_exits(audit: Audit, mut unreported: u64, agent: Peer, mut entry
         let moved_to = audit.moved_to().upgrade();
         entry = moved_to.unwrap_or(entry);
         let next = answer.first.checked_add(answer.ends.len() as u64);
-        let next = next.filter(|next| *next > params.heard && !answer.ends.is_empty());
+        let next = next.filter(|next| *next > params.acknowledged && !answer.ends.is_empty());
         let Some(next) = next else {
             let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
             tracing::warn!(target: "box_runtime", %owner, %box_id, "agent reported the same exits twice");
             break;
         };
-        if has_answer && answer.first > params.heard {
-            log_unobserved(&entry, answer.first - params.heard);
+        if has_answer && answer.first > params.acknowledged {
+            log_unobserved(&entry, answer.first - params.acknowledged);
         }
         has_answer = true;
         let mut expected = true;
@@ -169,7 +169,7 @@ async fn receive_exits(audit: Audit, mut unreported: u64, agent: Peer, mut entry
             log_finished(&entry, end, unreported > 0);
             unreported = unreported.saturating_sub(1);
         }
-        params.heard = next;
+        params.acknowledged = next;
         if !expected {
             tokio::time::sleep(EXCESS_PAUSE).await;
         }

@@ -22,8 +22,8 @@ use box_protocol::actions::{
     OnTimeout, StreamName, Until, View,
 };
 use box_protocol::{
-    BoxError, BoxExecutionResult, CommandId, ExecutionStatus, Exit, ExitWhy, Invalid, Killed,
-    LaneStatus, PerStream, Program, Role,
+    BoxError, BoxExecutionResult, CommandId, ExecStatus, ExecutionStatus, Exit, ExitWhy, Invalid,
+    Killed, PerStream, Program, Role,
 };
 use box_rpc::Caller;
 use futures::future::Either;
@@ -281,7 +281,7 @@ impl Turn {
     /// Finishes the turn of a command that has ended.
     fn done(self) {
         let entry = self.lease.entry();
-        entry.set_used(LaneStatus::Idle);
+        entry.set_used(ExecStatus::Idle);
         entry.current_exec.finish(&self.command_id, Finish::Done);
     }
 

@@ -49,12 +49,12 @@ pub(crate) struct History(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     directory: PathBuf,
-    commands: Mutex<Vec<Kept>>,
+    commands: Mutex<Vec<EndedCommand>>,
 }
 
 /// A command that has ended.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Kept {
+struct EndedCommand {
     info: CommandInfo,
     #[serde(default)]
     shown: Vec<Displayed>,
@@ -83,7 +83,7 @@ impl History {
     pub(crate) fn load(directory: PathBuf) -> Self {
         let history = Self::new(directory);
         let read = fs::read(history.0.directory.join(RECORDS));
-        match read.and_then(|text| Ok(serde_json::from_slice::<Vec<Kept>>(&text)?)) {
+        match read.and_then(|text| Ok(serde_json::from_slice::<Vec<EndedCommand>>(&text)?)) {
             Ok(commands) => *history.commands() = commands,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -99,7 +99,7 @@ impl History {
     }
 
     /// Only assignments run under this lock.
-    fn commands(&self) -> MutexGuard<'_, Vec<Kept>> {
+    fn commands(&self) -> MutexGuard<'_, Vec<EndedCommand>> {
         self.0
             .commands
             .lock()
@@ -107,7 +107,7 @@ impl History {
     }
 
     /// Finds a command. The agent did not know the id that callers use for the box.
-    fn find(&self, key: &CommandKey) -> Option<Kept> {
+    fn find(&self, key: &CommandKey) -> Option<EndedCommand> {
         let commands = self.commands();
         let mut all = commands.iter();
         let mut found = all
@@ -131,7 +131,7 @@ impl History {
     /// Returns the records of all commands of this box, oldest first.
     pub(crate) fn list(&self, box_id: &BoxId) -> Vec<CommandInfo> {
         let commands = self.commands();
-        let of_box = |kept: &Kept| CommandInfo {
+        let of_box = |kept: &EndedCommand| CommandInfo {
             box_id: box_id.clone(),
             ..kept.info.clone()
         };
@@ -166,7 +166,7 @@ impl History {
                 (number, output) = (Some(next), Some(next));
             }
             commands.retain(|kept| kept.info.command_id != info.command_id);
-            commands.push(Kept {
+            commands.push(EndedCommand {
                 info,
                 shown,
                 output,
@@ -185,7 +185,7 @@ impl History {
         Ok(())
     }
 
-    fn write(&self, commands: &[Kept]) -> io::Result<()> {
+    fn write(&self, commands: &[EndedCommand]) -> io::Result<()> {
         let unfinished = self.0.directory.join(UNFINISHED);
         let mut file = create(&unfinished)?;
         file.write_all(&serde_json::to_vec(commands)?)?;
@@ -257,7 +257,7 @@ impl History {
     }
 
     /// Returns the output of a command, which begins with its limits.
-    async fn chunks(&self, kept: &Kept) -> Result<Vec<AgentChunk>, BoxError> {
+    async fn chunks(&self, kept: &EndedCommand) -> Result<Vec<AgentChunk>, BoxError> {
         let size = kept.info.size;
         let Some(path) = kept.output.map(|number| self.output(number)) else {
             // Everything is dropped.

@@ -5,8 +5,8 @@
 //!
 //! - The record of a stopped box names its layers. The runtime writes it before it removes the
 //!   record of the backend.
-//! - A box that its creator wants to find even if it fails has a record before it has started, and
-//!   after it has failed to start.
+//! - A box created with `keep_failed` has a record before it has started, once a caller has seen it,
+//!   and after it has failed to start.
 //!
 //! The runtime removes the record after a start has written one of the backend.
 
@@ -112,6 +112,11 @@ impl RecordPlace {
             let kind = error.kind();
             BoxError::unavailable(format!("the record of the box cannot be written: {kind}"))
         })
+    }
+
+    /// Removes the record, which may be absent, outside the threads of the engine.
+    pub(crate) async fn remove_soon(self) {
+        let _ = tokio::task::spawn_blocking(move || self.remove()).await;
     }
 
     /// Removes the record, which may be absent. Blocks.

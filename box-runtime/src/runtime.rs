@@ -134,7 +134,7 @@ impl BoxRuntime {
     /// Returns the state and settings of a box.
     pub async fn get(&self, caller: &Caller, id: &BoxId) -> Result<BoxInfo, BoxError> {
         let entry = self.entry(caller, id).await?;
-        entry.wait_unstarted_record().await;
+        entry.persist_unstarted().await;
         Ok(entry.info(caller))
     }
 
@@ -153,7 +153,7 @@ impl BoxRuntime {
             reply,
         };
         let entry = self.query(message).await??;
-        entry.wait_unstarted_record().await;
+        entry.persist_unstarted().await;
         Ok(entry.info(caller))
     }
 
@@ -197,6 +197,7 @@ impl BoxRuntime {
         let limit = params.limit.map_or(usize::MAX, |limit| limit as usize);
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
         for (_, entry) in entries.iter().take(limit) {
+            entry.persist_unstarted().await;
             let info = entry.list_info(caller);
             let bytes = info.about_bytes();
             if bytes > room && !items.is_empty() {

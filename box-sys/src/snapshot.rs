@@ -35,7 +35,7 @@ pub(crate) use file::Copier;
 const DEPTH_MAX: usize = 512;
 
 /// Entries between two looks at the caller.
-const LOOK_EVERY: u64 = 256;
+const CHECK_EVERY: u64 = 256;
 
 /// Limits of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,7 +170,7 @@ impl<'a> Copy<'a> {
                 self.limits.entries
             )));
         }
-        if self.size.entries.is_multiple_of(LOOK_EVERY) {
+        if self.size.entries.is_multiple_of(CHECK_EVERY) {
             self.look()?;
         }
         Ok(())

@@ -8,8 +8,8 @@
 
 mod auth;
 mod crash;
+mod false_metadata;
 mod formats;
-mod lies;
 mod pulls;
 mod real;
 mod support;

@@ -84,15 +84,12 @@ pub struct AgentHealthResult {
     pub contract: u32,
     /// The running commands.
     pub running: Vec<CommandId>,
-    /// Whether the agent supports the actions that transfer files through slots.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub has_file_slots: bool,
     /// Number of commands that have not ended, running or not.
     #[serde(default, skip_serializing_if = "is_default")]
     pub open: u64,
     /// Number of unacknowledged exits.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub unheard: u64,
+    pub unacknowledged: u64,
 }
 
 /// Parameters of `agent.allow`.

@@ -20,7 +20,7 @@ actions! {
 #[serde(default, deny_unknown_fields)]
 pub struct AgentEndsParams {
     /// Acknowledges all exits before this number; the agent may discard them.
-    pub heard: u64,
+    pub acknowledged: u64,
 }
 
 /// Result of `agent.ends`.

@@ -130,7 +130,7 @@ fn minimal_parameters_are_accepted_and_unknown_members_rejected() {
     accepts::<AgentInput>(json!({"command_id": "c", "data": "aGk=", "close": true}));
     accepts::<AgentKill>(json!({"command_id": "c"}));
     accepts::<AgentHealth>(json!({"cwd": "/"}));
-    accepts::<AgentEnds>(json!({"heard": 7}));
+    accepts::<AgentEnds>(json!({"acknowledged": 7}));
     accepts::<AgentAllow>(json!({"path": "/mnt"}));
     let file = json!({"box_id": s, "path": "/a"});
     accepts::<AgentRead>(json!({"read": file, "slot": 1}));

@@ -75,7 +75,7 @@ pub struct Checkpoint {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum LaneStatus {
+pub enum ExecStatus {
     /// No exec runs.
     #[default]
     Idle,
@@ -130,7 +130,7 @@ macro_rules! declare {
             pub reason: Option<String>,
             /// Whether an exec runs.
             #[serde(default)]
-            pub status: LaneStatus,
+            pub status: ExecStatus,
             /// The gateway through which the box was created.
             #[serde(default)]
             pub gateway: GatewayName,
@@ -189,7 +189,7 @@ macro_rules! declare {
                     pool_missed: None,
                     since: now,
                     reason: None,
-                    status: LaneStatus::Idle,
+                    status: ExecStatus::Idle,
                     gateway: spec.gateway.clone().unwrap_or_default(),
                     name: spec.name.clone(),
                     labels: spec.labels.clone().unwrap_or_default(),

@@ -49,8 +49,8 @@ impl Handle<AgentEnds> for ScriptedAgent {
         params: AgentEndsParams,
         _: Call<AgentEnds>,
     ) -> Result<AgentEndsResult, BoxError> {
-        self.acknowledged.lock().unwrap().push(params.heard);
-        Ok((self.answer)(params.heard))
+        self.acknowledged.lock().unwrap().push(params.acknowledged);
+        Ok((self.answer)(params.acknowledged))
     }
 }
 
@@ -105,7 +105,7 @@ async fn receive_from(answer: fn(u64) -> AgentEndsResult, open: u64) -> (Vec<u64
 
 #[tokio::test(start_paused = true)]
 async fn no_more_exits_are_logged_than_starts_and_excess_exits_cause_a_pause() {
-    let (acknowledged, lines) = receive_from(|heard| ends(heard, 3), 7).await;
+    let (acknowledged, lines) = receive_from(|acknowledged| ends(acknowledged, 3), 7).await;
     assert_eq!(lines, 7);
     assert_eq!(
         acknowledged[..4],
@@ -125,7 +125,7 @@ async fn an_agent_that_reports_no_or_repeated_exits_is_ignored() {
 
 #[tokio::test(start_paused = true)]
 async fn exits_that_the_agent_dropped_are_counted() {
-    let (acknowledged, lines) = receive_from(|heard| ends(heard + 5, 1), 3).await;
+    let (acknowledged, lines) = receive_from(|acknowledged| ends(acknowledged + 5, 1), 3).await;
     // The first answer defines where the exits begin, so none are missing before it.
     assert_eq!(acknowledged[..3], [0, 6, 12]);
     assert_eq!(lines, 3 + u64::try_from(acknowledged.len()).unwrap() - 1);

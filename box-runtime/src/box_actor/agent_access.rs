@@ -70,8 +70,6 @@ impl AccessState {
 pub(crate) struct Agent {
     pub(crate) peer: Peer,
     pub(crate) shm: Option<ShmPool>,
-    /// Whether the agent supports file transfer through shared memory.
-    pub(crate) has_file_shm: bool,
     pub(crate) location: Location,
     pub(crate) audit: Audit,
 }
@@ -216,7 +214,6 @@ pub struct AgentLease {
     pub(crate) agent: Peer,
     audit: Audit,
     shm: Option<ShmPool>,
-    has_file_shm: bool,
 }
 
 /// Purpose of a call.
@@ -268,7 +265,6 @@ impl AgentLease {
             agent: agent.peer,
             audit: agent.audit,
             shm: agent.shm,
-            has_file_shm: agent.has_file_shm,
         }))
     }
 
@@ -340,9 +336,9 @@ impl AgentLease {
         sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Returns the slots for file transfer, if the agent supports them.
+    /// Returns the slots for file transfer, if the backend has shared memory.
     pub(crate) fn file_shm(&self) -> Option<&ShmPool> {
-        self.shm.as_ref().filter(|_| self.has_file_shm)
+        self.shm.as_ref()
     }
 
     /// Returns a free slot for large output.

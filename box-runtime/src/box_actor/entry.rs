@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use box_protocol::{
-    BoxError, BoxId, BoxInfo, BoxMountSpec, BoxSpec, BoxState, Code, Defaults, Env, GatewayName,
-    ItemId, Labels, LaneStatus, Lifetime, Main, Name, Network, NetworkPolicy, Note, UnixMs,
+    BoxError, BoxId, BoxInfo, BoxMountSpec, BoxSpec, BoxState, Code, Defaults, Env, ExecStatus,
+    GatewayName, ItemId, Labels, Lifetime, Main, Name, Network, NetworkPolicy, Note, UnixMs,
 };
 
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ pub(crate) struct BoxStatus {
     pub(crate) state: BoxState,
     /// When the box entered the state.
     pub(crate) since: UnixMs,
-    pub(crate) lane: LaneStatus,
+    pub(crate) exec_status: ExecStatus,
     pub(crate) reason: Option<String>,
     pub(crate) backend_name: Arc<str>,
     pub(crate) backend_id: String,
@@ -242,7 +242,7 @@ impl BoxEntry {
             state: BoxState::Starting,
             since: now,
             cpu_sample: CpuSample::default(),
-            lane: LaneStatus::Idle,
+            exec_status: ExecStatus::Idle,
             reason: None,
             backend_name: "".into(),
             backend_id: String::new(),
@@ -352,15 +352,15 @@ impl BoxEntry {
     }
 
     /// Records the status of the exec queue.
-    pub(crate) fn set_lane(&self, lane: LaneStatus) {
-        self.status().lane = lane;
+    pub(crate) fn set_exec_status(&self, exec_status: ExecStatus) {
+        self.status().exec_status = exec_status;
     }
 
     /// Records the status of the exec queue and the use of the box.
-    pub(crate) fn set_used(&self, lane: LaneStatus) {
+    pub(crate) fn set_used(&self, exec_status: ExecStatus) {
         let now = UnixMs::now();
         let mut status = self.status();
-        status.lane = lane;
+        status.exec_status = exec_status;
         status.last_used_at = now;
     }
 
@@ -379,7 +379,11 @@ impl BoxEntry {
 
     /// Returns the record that a later process needs to adopt the box.
     pub(crate) fn persisted(&self) -> PersistedBox {
-        let status = self.status();
+        self.persisted_with(&self.status())
+    }
+
+    /// Returns the record of the box with this status, which the caller has locked.
+    pub(crate) fn persisted_with(&self, status: &BoxStatus) -> PersistedBox {
         let unstarted = status.persisted_start();
         PersistedBox {
             version: if unstarted.is_some() {
@@ -515,7 +519,7 @@ impl BoxEntry {
             since: status.since,
             main: self.main(&status),
             reason: status.reason.clone(),
-            status: status.lane,
+            status: status.exec_status,
             image_resolved: status.facts.image_resolved.clone(),
             rootfs: status.facts.rootfs.as_deref().map(str::to_owned),
             missing: status.facts.missing.clone(),

@@ -57,8 +57,6 @@ pub(crate) struct RunningBox {
     pub(super) id: Uuid,
     pub(super) agent: Session,
     pub(super) shm: Option<ShmPool>,
-    /// Whether the agent supports file transfer through shared memory; older ones do not.
-    has_file_shm: bool,
     pub(super) audit: Audit,
     /// Commands that were running when the runtime connected.
     earlier: Earlier,
@@ -89,10 +87,8 @@ impl RunningBox {
         };
         let agent = Session::start_boxed(connection, shared.empty_router.clone(), options);
         let health = agent.peer().call::<AgentHealth>(health).await;
-        let (has_file_shm, earlier) = match health {
-            Ok(health) if health.contract == AGENT_CONTRACT => {
-                (health.has_file_slots, Earlier::of(&health))
-            }
+        let earlier = match health {
+            Ok(health) if health.contract == AGENT_CONTRACT => Earlier::of(&health),
             Ok(health) => {
                 return Err(BoxError::unavailable(format!(
                     "the box's agent has contract version {}; this runtime requires {AGENT_CONTRACT}",
@@ -111,7 +107,6 @@ impl RunningBox {
             id,
             agent,
             shm,
-            has_file_shm,
             audit: Audit::default(),
             earlier,
             main_ended: Arc::default(),
@@ -202,7 +197,6 @@ impl Instance {
             self.entry.access.set_connected(Agent {
                 peer: running.agent.peer(),
                 shm: running.shm.clone(),
-                has_file_shm: running.has_file_shm,
                 location,
                 audit: running.audit.clone(),
             });

@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult};
 use box_protocol::error::Ended;
-use box_protocol::{BoxError, Killed, LaneStatus};
+use box_protocol::{BoxError, ExecStatus, Killed};
 use box_rpc::Router;
 use futures::FutureExt as _;
 use tokio::sync::mpsc;
@@ -416,7 +416,7 @@ impl Actor {
     }
 
     async fn delete(&mut self, delete: Box<Delete>) -> Next {
-        self.entry.set_lane(LaneStatus::Closing);
+        self.entry.set_exec_status(ExecStatus::Closing);
         let box_id = &self.entry.spec.box_id;
         self.entry.access.close(ended_as(Ended::Deleted, box_id));
         let stopped = self.instance.stop().await;
@@ -428,7 +428,7 @@ impl Actor {
     }
 
     async fn end(&mut self, last: FinalReply) -> Next {
-        self.entry.set_lane(LaneStatus::Closing);
+        self.entry.set_exec_status(ExecStatus::Closing);
         let box_id = &self.entry.spec.box_id;
         self.entry.access.close(ended_as(Ended::Deleted, box_id));
         let _ = self.instance.stop().await;
@@ -490,7 +490,7 @@ impl Actor {
         self.record_end("failed", &reason);
         self.entry.set_failed(why, reason);
         let _ = self.instance.stop().await;
-        self.entry.set_lane(LaneStatus::Idle);
+        self.entry.set_exec_status(ExecStatus::Idle);
         // From here on, the idle timer applies to the failed entry.
         self.queue.mark_used();
         self.queue.reset_timers();

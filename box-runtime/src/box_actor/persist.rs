@@ -91,27 +91,25 @@ async fn write(entry: Arc<BoxEntry>) {
 /// Writes the current entry.
 ///
 /// A starting box has no record of the backend, because an adopting process would find it
-/// incomplete. If it was stopped, it keeps its record as a stopped box. A new one has a record if
-/// its creator wants to find it even if it fails.
+/// incomplete. If it was stopped, it keeps its record as a stopped box. A new one may have a record
+/// of its own (`unstarted.rs`).
 async fn write_once(entry: &Arc<BoxEntry>) -> Result<(), BoxError> {
-    let (state, location, stopped, unstarted) = {
+    let (location, place, record) = {
         let status = entry.status();
-        (
-            status.state,
-            status.location.clone(),
-            status.stopped.as_deref().cloned(),
-            status.unstarted_place().cloned(),
-        )
+        let is_starting = status.state == BoxState::Starting;
+        let location = status.location.clone();
+        let location = location.filter(|location| location.backend.capabilities().outlive);
+        let location = location.filter(|_| !is_starting);
+        let stopped = status.stopped.as_deref();
+        let stopped = stopped.filter(|_| is_starting || status.state == BoxState::Stopped);
+        let place = stopped.or_else(|| status.unstarted_place()).cloned();
+        if location.is_none() && place.is_none() {
+            return Ok(());
+        }
+        // Of the same status: another one belongs to another place.
+        (location, place, entry.persisted_with(&status))
     };
-    let is_starting = state == BoxState::Starting;
-    let location = location.filter(|location| location.backend.capabilities().outlive);
-    let location = location.filter(|_| !is_starting);
-    let stopped = stopped.filter(|_| is_starting || state == BoxState::Stopped);
-    let place = stopped.or(unstarted);
-    if location.is_none() && place.is_none() {
-        return Ok(());
-    }
-    let record = serde_json::to_string(&entry.persisted());
+    let record = serde_json::to_string(&record);
     let record = record.map_err(|error| BoxError::internal(error.to_string()))?;
     let writing = move || match (location, place) {
         (Some(location), _) => location.backend.persist(location.id, &record),

@@ -286,8 +286,8 @@ impl Queue {
     /// Handles a create, which need not wait for a running exec.
     fn accept_create(&mut self, create: Box<Create>) {
         let status = self.entry.status();
-        let busy =
-            status.state == BoxState::Running && status.lane == box_protocol::LaneStatus::Running;
+        let busy = status.state == BoxState::Running
+            && status.exec_status == box_protocol::ExecStatus::Running;
         drop(status);
         if !busy || !create.spec.extra_mounts.is_empty() {
             return self.waiting.push_back(Request::Create(create));

@@ -39,7 +39,7 @@ impl Actor {
         self.entry.set_not_started(error.message().to_owned());
         self.queue.refuse_waiting(&error);
         let _ = self.instance.stop().await;
-        self.entry.mark_changed();
+        self.entry.persist_unstarted().await;
         // The idle timer of a failed entry begins here.
         self.queue.mark_used();
         self.queue.reset_timers();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use box_protocol::actions::OnTimeout;
-use box_protocol::{BoxError, CommandId, Killed, LaneStatus};
+use box_protocol::{BoxError, CommandId, ExecStatus, Killed};
 
 use super::current_exec::TurnEnd;
 use super::ending::broken;
@@ -43,13 +43,13 @@ impl Actor {
         let current = &self.entry.current_exec;
         if let Ok(turn) = &turn {
             current.start(turn.command_id.clone());
-            self.entry.set_used(LaneStatus::Running);
+            self.entry.set_used(ExecStatus::Running);
         }
         if let Err(unsent) = exec.reply.send(turn) {
             // The caller has disconnected before its command started.
             current.reset();
             drop(unsent);
-            self.entry.set_lane(LaneStatus::Idle);
+            self.entry.set_exec_status(ExecStatus::Idle);
         }
         Next::Continue
     }
@@ -83,7 +83,7 @@ impl Actor {
                     JobOutcome::BoxEnds(reason) => return Box::pin(self.end_for(reason)).await,
                     JobOutcome::Done(Ok(())) => {}
                 }
-                self.entry.set_used(LaneStatus::Idle);
+                self.entry.set_used(ExecStatus::Idle);
                 Next::Continue
             }
             JobOutcome::BoxEnds(reason) => Box::pin(self.end_for(reason)).await,
@@ -112,7 +112,7 @@ impl Actor {
                 // The agent of a box without CPU time is slow, so it gets the full kill timeout.
                 match Box::pin(self.confirm_killed(command_id)).await {
                     JobOutcome::Done(Ok(())) => {
-                        self.entry.set_used(LaneStatus::Idle);
+                        self.entry.set_used(ExecStatus::Idle);
                         let _ = reply.send(Ok(Killed::Command));
                         return Next::Continue;
                     }

@@ -1,12 +1,14 @@
-//! Boxes whose creator wants to find them even if they fail, before they have started.
+//! Boxes created with `keep_failed` that have not started.
 //!
 //! # Steps
-//! 1. The registry gives the entry of such a box a place for its record, before a caller can see it.
-//! 2. The writer of the entry writes the record (`persist.rs`). `box.get` waits for that, so that a
-//!    box that a caller has seen survives a crash.
+//! 1. The registry gives the entry of such a box a place for its record.
+//! 2. The runtime writes the record (`persist.rs`) before it shows the box to a caller, so that a
+//!    box that a caller has seen survives a crash, and when the box fails. A box that starts before
+//!    that never has this record.
 //! 3. After the start, the backend has a record, and the runtime removes this one. After a failed
 //!    start, this one has the reason, until the runtime removes the entry.
-//! 4. The next process starts the box again, or keeps it as failed.
+//! 4. The next process starts the box again, or keeps it as failed. It has no decision of the
+//!    policy about mounts, so a box with directories of the host fails.
 
 use std::sync::Arc;
 
@@ -18,19 +20,22 @@ use uuid::Uuid;
 
 use super::ActorStart;
 use super::entry::{BoxEntry, BoxStatus, PersistedBox};
+use super::mounts::mounted;
 use super::request::{Create, Request};
 use crate::records::{BoxRecords, RecordPlace};
 use crate::runtime::BoxRuntime;
 
 /// Number of processes that may end while they start the same box.
 ///
-/// The start may be what ends them.
+/// The start itself may crash the server.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// What the next process needs to start a box again.
 #[derive(Debug)]
 pub(crate) struct Unstarted {
     place: RecordPlace,
+    /// Whether the record is on disk, or must be.
+    is_persistent: bool,
     /// Number of processes that have begun to start it.
     attempts: u32,
 }
@@ -48,7 +53,8 @@ impl BoxStatus {
     pub(super) fn unstarted_place(&self) -> Option<&RecordPlace> {
         let is_unstarted = matches!(self.state, BoxState::Starting | BoxState::Failed);
         let unstarted = self.unstarted.as_deref().filter(|_| is_unstarted);
-        unstarted.map(|unstarted| &unstarted.place)
+        let persistent = unstarted.filter(|unstarted| unstarted.is_persistent);
+        persistent.map(|unstarted| &unstarted.place)
     }
 
     pub(super) fn persisted_start(&self) -> Option<PersistedStart> {
@@ -62,38 +68,41 @@ impl BoxStatus {
 }
 
 impl BoxEntry {
-    /// Gives a new box a record before it has started.
-    pub(crate) fn outlive_start(self: &Arc<Self>, records: &BoxRecords) {
+    /// Gives a new box a place for its record.
+    pub(crate) fn set_record_place(&self, records: &BoxRecords) {
         self.set_unstarted(records.place(Uuid::now_v7()), 1);
     }
 
-    fn set_unstarted(self: &Arc<Self>, place: RecordPlace, attempts: u32) {
-        self.status().unstarted = Some(Box::new(Unstarted { place, attempts }));
-        self.mark_changed();
+    fn set_unstarted(&self, place: RecordPlace, attempts: u32) {
+        self.status().unstarted = Some(Box::new(Unstarted {
+            place,
+            is_persistent: false,
+            attempts,
+        }));
     }
 
-    /// Waits until the record of a box that has not started is on disk.
-    pub(crate) async fn wait_unstarted_record(&self) {
-        if self.status().unstarted.is_some() {
-            // After an error, the box lists its record as degraded.
-            let _ = self.wait_persisted().await;
+    /// Writes the record of a box that has not started, and returns when it is on disk.
+    pub(crate) async fn persist_unstarted(self: &Arc<Self>) {
+        let was_persistent = match &mut self.status().unstarted {
+            Some(unstarted) => std::mem::replace(&mut unstarted.is_persistent, true),
+            None => return,
+        };
+        if !was_persistent {
+            self.mark_changed();
         }
+        // After an error, the box lists its record as degraded.
+        let _ = self.wait_persisted().await;
     }
 
     /// Removes the record of a box that has started or ended.
-    pub(super) async fn remove_unstarted_record(self: &Arc<Self>) {
-        let (unstarted, has_started) = {
-            let mut status = self.status();
-            (status.unstarted.take(), status.state == BoxState::Running)
+    pub(super) async fn remove_unstarted_record(&self) {
+        let unstarted = self.status().unstarted.take();
+        let Some(unstarted) = unstarted.filter(|unstarted| unstarted.is_persistent) else {
+            return;
         };
-        let Some(unstarted) = unstarted else { return };
-        if !has_started {
-            // A write that has begun would bring the record back.
-            self.mark_changed();
-            let _ = self.wait_persisted().await;
-        }
-        let removing = move || unstarted.place.remove();
-        let _ = tokio::task::spawn_blocking(removing).await;
+        // A write that has begun would bring the record back.
+        let _ = self.wait_persisted().await;
+        unstarted.place.remove_soon().await;
     }
 }
 
@@ -111,14 +120,13 @@ impl BoxRuntime {
         } = start;
         let entry = self.adopted_entry(record, "").await;
         let since = failed.is_some().then(|| entry.status().since);
-        let failed = failed.or_else(|| {
-            let too_many = attempts >= MAX_ATTEMPTS;
-            too_many.then(|| format!("the server ended {attempts} times while it started the box"))
-        });
+        let failed = failed.or_else(|| why_not_again(&entry, attempts));
         let (begin, message) = if let Some(reason) = failed {
             entry.set_not_started(reason);
             let mut status = entry.status();
             status.since = since.unwrap_or(status.since);
+            // As after a failed start, other boxes may use the items.
+            status.uses.clear();
             (ActorStart::Failed, "it has not started")
         } else {
             attempts += 1;
@@ -126,15 +134,30 @@ impl BoxRuntime {
             (ActorStart::Requests(requests), "it starts again")
         };
         let place = self.shared().records.place(id);
-        // A start that ends this process counts.
         entry.set_unstarted(place, attempts);
-        let _ = entry.wait_persisted().await;
+        // This counts the attempt before it begins, because the start may crash the server.
+        entry.persist_unstarted().await;
         if self.register(&entry, begin).await.is_ok() {
             self.shared().events.record(&entry, "adopted", message);
         } else {
             entry.remove_unstarted_record().await;
         }
     }
+}
+
+/// Returns why this process does not start a box again, if it does not.
+fn why_not_again(entry: &BoxEntry, attempts: u32) -> Option<String> {
+    if attempts >= MAX_ATTEMPTS {
+        return Some(format!(
+            "the server ended {attempts} times while it started the box"
+        ));
+    }
+    let spec = &entry.spec;
+    let has_mounts = spec.host_path.is_some() || mounted(&spec.extra_mounts).next().is_some();
+    has_mounts.then(|| {
+        let why = "the server ended while it started the box with directories of the host";
+        format!("{why}; delete it and create it again")
+    })
 }
 
 /// Returns the request to start a box again. No caller waits for the reply.

@@ -104,7 +104,7 @@ impl Connection {
                 (refusal.as_str(), true)
             }
         };
-        if self.shared.dialler.config.audit {
+        if self.shared.dialer.config.audit {
             let host = route.host.as_ref().map(Host::to_string).unwrap_or_default();
             let address = route
                 .address
@@ -131,7 +131,7 @@ impl Connection {
         let shared = &self.shared;
         let to = arrival.destination().ok_or(Refusal::NotLeaving)?;
         route.port = to.port();
-        if shared.counts.open.load(Ordering::Relaxed) > shared.dialler.config.connections {
+        if shared.counts.open.load(Ordering::Relaxed) > shared.dialer.config.connections {
             return Err(Refusal::Connections);
         }
         let mut policy = shared.policy.clone();
@@ -147,9 +147,9 @@ impl Connection {
         let host = shared.names.host_at(to.ip()).ok_or(Refusal::UnknownName)?;
         let host = route.host.insert(host);
         shared.check_byte_limit().map_err(|_| Refusal::Bytes)?;
-        let policies = shared.dialler.policies(&policy.borrow_and_update());
+        let policies = shared.dialer.policies(&policy.borrow_and_update());
         let dialling = shared
-            .dialler
+            .dialer
             .dial(&shared.permits, &policies, host, to.port());
         let Dialled {
             stream: far,
@@ -174,7 +174,7 @@ impl Connection {
     /// Resolves when a policy forbids the connection or the runtime closes the network.
     async fn revoked(&self, policy: &mut Current, host: &Host, address: Option<IpAddr>, port: u16) {
         while policy.changed().await.is_ok() {
-            let policies = self.shared.dialler.policies(&policy.borrow_and_update());
+            let policies = self.shared.dialer.policies(&policy.borrow_and_update());
             let permitted = policies.check_dial(host, port).and_then(|()| {
                 address.map_or(Ok(()), |address| policies.check_address(address, port))
             });

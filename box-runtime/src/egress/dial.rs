@@ -1,6 +1,6 @@
 //! Dialling: from a permitted host to a connection, or to a refusal.
 //!
-//! The dialler resolves a name once, checks every address against the policies, and connects to one
+//! The dialer resolves a name once, checks every address against the policies, and connects to one
 //! of the permitted addresses. It never resolves a second time between check and connect.
 
 use std::io;
@@ -35,9 +35,9 @@ const ADDRESSES_PER_NAME: usize = 8;
 /// Longest accepted response head of a proxy.
 const PROXY_HEAD_BYTES: usize = 8 << 10;
 
-/// Dialler shared by all boxes.
+/// Dialer shared by all boxes.
 #[derive(Debug)]
-pub(crate) struct Dialler {
+pub(crate) struct Dialer {
     pub(crate) config: EgressConfig,
     /// Operator policy, which may change.
     policy: RwLock<Arc<NetworkPolicy>>,
@@ -69,7 +69,7 @@ pub(crate) struct Dialled {
     pub(crate) address: Option<IpAddr>,
 }
 
-impl Dialler {
+impl Dialer {
     pub(crate) fn new(config: EgressConfig) -> Self {
         Self {
             policy: RwLock::new(Arc::new(config.policy.clone())),
@@ -208,7 +208,7 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = loop {
         match rustix::net::socket_with(family, SocketType::STREAM, flags, None) {
-            // No packet has left the machine yet, so the dialler can retry within the same timeout.
+            // No packet has left the machine yet, so the dialer can retry within the same timeout.
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                 tokio::time::sleep(super::RETRY).await;
             }
@@ -268,7 +268,7 @@ fn in_hosts_file(hosts: &str, name: &HostName) -> Vec<IpAddr> {
     hosts.lines().filter_map(of_line).collect()
 }
 
-/// Checks whether the dialler may connect to an address.
+/// Checks whether the dialer may connect to an address.
 ///
 /// An address of this machine must be listed even if it is public, because local services may trust
 /// local clients.

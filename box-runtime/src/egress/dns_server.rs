@@ -23,7 +23,7 @@ const CONCURRENT_LOOKUPS: usize = 32;
 pub(super) async fn serve_udp(shared: Arc<Shared>, socket: UdpSocket) {
     let socket = Arc::new(socket);
     let permits = Arc::new(Semaphore::new(CONCURRENT_LOOKUPS));
-    let mut rate_limit = RateLimit::new(shared.dialler.config.questions_per_sec);
+    let mut rate_limit = RateLimit::new(shared.dialer.config.questions_per_sec);
     let mut message = vec![0; dns::MESSAGE_MAX + 1];
     loop {
         rate_limit.wait().await;
@@ -55,7 +55,7 @@ pub(super) async fn serve_udp(shared: Arc<Shared>, socket: UdpSocket) {
 
 /// Serves queries on a TCP connection one by one, until it ends or is idle.
 pub(super) async fn serve_tcp(shared: &Shared, stream: &mut TcpStream) {
-    let mut rate_limit = RateLimit::new(shared.dialler.config.questions_per_sec);
+    let mut rate_limit = RateLimit::new(shared.dialer.config.questions_per_sec);
     let mut next = async || {
         rate_limit.wait().await;
         let length = stream.read_u16().await?;
@@ -92,10 +92,10 @@ impl Shared {
         let Some(name) = &question.name else {
             return Some(dns::Answer::NoSuchName);
         };
-        if let Err(refusal) = self.dialler.policies(policy).check_lookup(name) {
+        if let Err(refusal) = self.dialer.policies(policy).check_lookup(name) {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
             self.refusals.record(|| name.to_string(), refusal);
-            if self.dialler.config.audit {
+            if self.dialer.config.audit {
                 let (box_id, why) = (self.id, refusal.as_str());
                 tracing::info!(target: "box_egress", %box_id, host = %name, why, "lookup refused");
             }
@@ -112,7 +112,7 @@ impl Shared {
         let Some(name) = &question.name else {
             return dns::Answer::NoSuchName;
         };
-        match self.dialler.exists(&self.permits, name).await {
+        match self.dialer.exists(&self.permits, name).await {
             Some(true) => self.addresses(name),
             Some(false) => dns::Answer::NoSuchName,
             None => dns::Answer::Failed,

@@ -56,7 +56,7 @@ use uuid::Uuid;
 
 pub use self::config::{EgressConfig, Proxy};
 use self::connection::{Arrival, Connection};
-pub(crate) use self::dial::Dialler;
+pub(crate) use self::dial::Dialer;
 use self::dial::LookupPermits;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::dial::{accepts, head_of};
@@ -79,7 +79,7 @@ pub(crate) struct Egress {
 #[derive(Debug)]
 struct Shared {
     id: Uuid,
-    dialler: Arc<Dialler>,
+    dialer: Arc<Dialer>,
     names: FakeIps,
     permits: LookupPermits,
     policy: Current,
@@ -116,7 +116,7 @@ impl Egress {
     pub(crate) fn open(
         id: Uuid,
         mut sockets: EgressSockets,
-        dialler: Arc<Dialler>,
+        dialer: Arc<Dialer>,
         names: FakeIps,
         policy: NetworkPolicy,
     ) -> io::Result<Self> {
@@ -126,10 +126,10 @@ impl Egress {
             .map(HeldConnections::new)
             .transpose()?;
         let connections = sockets.connections.into_iter().map(TcpListener::from_std);
-        let rate_limit = RateLimit::new(dialler.config.connections_per_sec);
+        let rate_limit = RateLimit::new(dialer.config.connections_per_sec);
         let shared = Arc::new(Shared {
             id,
-            dialler,
+            dialer,
             names,
             permits: LookupPermits::new(),
             policy: current,
@@ -230,7 +230,7 @@ impl Shared {
     fn check_byte_limit(&self) -> io::Result<()> {
         let counts = &self.counts;
         let moved = counts.sent.load(Ordering::Relaxed) + counts.received.load(Ordering::Relaxed);
-        match self.dialler.config.bytes {
+        match self.dialer.config.bytes {
             0 => Ok(()),
             most if moved < most => Ok(()),
             _ => Err(io::ErrorKind::QuotaExceeded.into()),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use box_protocol::{Host, HostName, NetworkPolicy};
 
 use super::config::EgressConfig;
-use super::dial::{Dialler, LookupPermits};
+use super::dial::{Dialer, LookupPermits};
 use super::policy::{Policies, Refusal};
 use super::{FakeIps, dns};
 
@@ -20,8 +20,8 @@ fn open() -> Arc<NetworkPolicy> {
     policy("{}")
 }
 
-/// Creates a dialler with these static names.
-fn dialler(operator: &NetworkPolicy, hosts: &[(&str, &[&str])]) -> Dialler {
+/// Creates a dialer with these static names.
+fn dialer(operator: &NetworkPolicy, hosts: &[(&str, &[&str])]) -> Dialer {
     let mut config = EgressConfig {
         policy: operator.clone(),
         ..EgressConfig::default()
@@ -32,15 +32,15 @@ fn dialler(operator: &NetworkPolicy, hosts: &[(&str, &[&str])]) -> Dialler {
             .hosts
             .insert(HostName::new(name).unwrap(), addresses.collect());
     }
-    Dialler::new(config)
+    Dialer::new(config)
 }
 
-async fn dialled(dialler: &Dialler, host: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
+async fn dialled(dialer: &Dialer, host: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
     let host: Host = host.parse().unwrap();
-    dialler
+    dialer
         .choose(
             &LookupPermits::new(),
-            &dialler.policies(&open()),
+            &dialer.policies(&open()),
             &host,
             port,
         )
@@ -81,7 +81,7 @@ async fn the_addresses_of_a_name_are_checked_as_well_as_the_name() {
         ("inner.test", &["10.1.2.3"]),
         ("empty.test", &[]),
     ];
-    let of = dialler(&open(), hosts);
+    let of = dialer(&open(), hosts);
     assert_eq!(
         dialled(&of, "good.test", 443).await,
         Ok(addresses(&["93.184.216.34", "2606:2800::1"]))
@@ -99,7 +99,7 @@ async fn the_addresses_of_a_name_are_checked_as_well_as_the_name() {
         Err(Refusal::Unresolved)
     );
     let listed = policy(r#"{"allow":["inner.test","10.1.2.3:443"]}"#);
-    let of = dialler(&listed, hosts);
+    let of = dialer(&listed, hosts);
     assert_eq!(
         dialled(&of, "inner.test", 443).await,
         Ok(addresses(&["10.1.2.3"]))
@@ -117,13 +117,13 @@ async fn the_addresses_of_a_name_are_checked_as_well_as_the_name() {
         dialled(&of, "10.1.2.3", 443).await,
         Ok(addresses(&["10.1.2.3"]))
     );
-    let of = dialler(&policy(r#"{"allow":[]}"#), hosts);
+    let of = dialer(&policy(r#"{"allow":[]}"#), hosts);
     assert_eq!(
         dialled(&of, "good.test", 443).await,
         Err(Refusal::OperatorUnlisted),
         "an empty list permits no destination"
     );
-    let of = dialler(&policy(r#"{"deny":["93.184.0.0/16"]}"#), hosts);
+    let of = dialer(&policy(r#"{"deny":["93.184.0.0/16"]}"#), hosts);
     assert_eq!(
         dialled(&of, "good.test", 443).await,
         Ok(addresses(&["2606:2800::1"])),
@@ -133,9 +133,9 @@ async fn the_addresses_of_a_name_are_checked_as_well_as_the_name() {
 
 #[tokio::test]
 async fn a_name_with_a_new_address_is_checked_again() {
-    let before = dialler(&open(), &[("turn.test", &["93.184.216.34"])]);
+    let before = dialer(&open(), &[("turn.test", &["93.184.216.34"])]);
     assert!(dialled(&before, "turn.test", 80).await.is_ok());
-    let after = dialler(&open(), &[("turn.test", &["127.0.0.1"])]);
+    let after = dialer(&open(), &[("turn.test", &["127.0.0.1"])]);
     assert_eq!(
         dialled(&after, "turn.test", 80).await,
         Err(Refusal::NotPublic)
@@ -260,7 +260,7 @@ fn exactly_the_allowed_names_of_a_million_pass() {
 
 #[tokio::test]
 async fn slow_lookups_of_one_box_do_not_block_another() {
-    let of = dialler(&open(), &[]);
+    let of = dialer(&open(), &[]);
     let (greedy, other) = (LookupPermits::new(), LookupPermits::new());
     // The hosts file contains this name, so the resolver sends no query.
     let name = HostName::new("localhost").unwrap();

@@ -57,7 +57,7 @@ struct Inner {
     /// Removed with the last layer, if it is temporary.
     _state: Arc<StateDirectory>,
     known: Mutex<HashMap<LayerId, Known>>,
-    /// Whether layers stay that nothing is known to use.
+    /// Whether layers stay that nothing is known to use, because not all boxes are known.
     keeps_unused: AtomicBool,
     /// The number of layers whose files the kernel is writing to disk.
     syncing: watch::Sender<usize>,
@@ -89,9 +89,11 @@ impl Layers {
         }))
     }
 
-    /// Finds the layers of an earlier process. Blocks.
+    /// Finds the layers of an earlier process, and keeps unused ones from now on. Blocks.
     pub(crate) fn load(&self) -> Result<(), BoxError> {
         let inner = &self.0;
+        // A box that ends must not remove the layers of boxes that are not adopted yet.
+        self.keep_unused(true);
         let entries = match std::fs::read_dir(&inner.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries.map_err(failed)?,
@@ -186,9 +188,9 @@ impl Layers {
         inner.count(&mut known, ids)
     }
 
-    /// Keeps layers that nothing is known to use, until this process ends.
-    pub(crate) fn keep_unused(&self) {
-        self.0.keeps_unused.store(true, Ordering::Relaxed);
+    /// Sets whether [`Layers::collect`] keeps all layers, also those that nothing is known to use.
+    pub(crate) fn keep_unused(&self, keeps: bool) {
+        self.0.keeps_unused.store(keeps, Ordering::Relaxed);
     }
 
     /// Removes the layers that nothing uses. `named` returns those of items. Blocks.

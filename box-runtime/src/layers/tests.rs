@@ -33,6 +33,7 @@ fn a_layer_stays_while_it_is_used_or_named() {
     let path = place.path().join("layers");
     let layers = layers(place.path());
     layers.load().unwrap();
+    layers.keep_unused(false);
     let (used, named, neither) = (layer(&layers, 1), layer(&layers, 2), layer(&layers, 3));
     let (kept, of_item) = (used.id().clone(), named.id().clone());
     let second = used.clone();
@@ -70,6 +71,10 @@ fn a_later_process_finds_whole_layers_and_removes_others() {
     later.load().unwrap();
     // A box that an earlier process was stopping.
     let found = later.at(&completed.path()).unwrap();
+    // Not all boxes are known yet.
+    later.collect(BTreeSet::new);
+    assert_eq!(names(&place.path().join("layers")).len(), 4);
+    later.keep_unused(false);
     later.collect(|| [whole.clone()].into());
     let mut expected = vec![whole.to_string(), completed.id().to_string()];
     expected.sort();

@@ -67,7 +67,7 @@ use crate::backend::{
     Availability, Backend, Capabilities, ChangeList, ChangesRequest, Diagnosis, FoundBoxes, Layer,
     LayerFiles, Reach, Readable, Snapshot, SnapshotRequest, StartRequest, StartedBox,
 };
-use crate::egress::{Dialler, Egress, FakeIps};
+use crate::egress::{Dialer, Egress, FakeIps};
 use crate::volumes::Volumes;
 
 /// Limit of concurrent starts.
@@ -94,7 +94,7 @@ struct Inner {
     /// Applies of stopped boxes are one at a time.
     stopped_turn: Arc<tokio::sync::Mutex<()>>,
     stop_turns: stop::StopTurns,
-    dialler: Arc<Dialler>,
+    dialer: Arc<Dialer>,
     boxes: Mutex<HashMap<Uuid, Arc<LiveBox>>>,
     /// Lock on the state directory.
     lock: OnceLock<File>,
@@ -120,7 +120,7 @@ impl NativeBackend {
     pub fn new(config: NativeConfig) -> Self {
         Self(Arc::new(Inner {
             server: Server::new(&config),
-            dialler: Arc::new(Dialler::new(config.egress.clone())),
+            dialer: Arc::new(Dialer::new(config.egress.clone())),
             config,
             starts: Semaphore::new(CONCURRENT_STARTS),
             snapshots: Semaphore::new(CONCURRENT_SNAPSHOTS),
@@ -159,8 +159,8 @@ impl NativeBackend {
             Some(state) => state.names().and_then(FakeIps::load).map_err(os_error)?,
             None => FakeIps::default(),
         };
-        let dialler = Arc::clone(&self.0.dialler);
-        let egress = Egress::open(id, sockets, dialler, names, policy).map_err(os_error)?;
+        let dialer = Arc::clone(&self.0.dialer);
+        let egress = Egress::open(id, sockets, dialer, names, policy).map_err(os_error)?;
         let _ = live_box.egress.set(egress);
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Backend for NativeBackend {
     }
 
     fn set_egress_policy(&self, policy: &NetworkPolicy) -> Result<(), BoxError> {
-        self.0.dialler.set_policy(policy.clone());
+        self.0.dialer.set_policy(policy.clone());
         for live_box in self.boxes().values() {
             if let Some(egress) = live_box.egress.get() {
                 egress.recheck_policy();

@@ -391,7 +391,7 @@ impl Registry {
             entry.set_origin(*origin);
         }
         if matches!(&request, Request::Create(create) if create.keep_failed) {
-            entry.outlive_start(&self.shared.records);
+            entry.set_record_place(&self.shared.records);
         }
         Some(entry)
     }

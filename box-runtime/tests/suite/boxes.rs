@@ -3,7 +3,7 @@
 use box_protocol::actions::{BoxCreateParams, BoxListParams, BoxUpdateParams, IfExists};
 use box_protocol::error::Detail;
 use box_protocol::{
-    BoxMountSpec, BoxSpec, BoxState, Code, GatewayName, HostPathMode, LaneStatus, Name, SpecDraft,
+    BoxMountSpec, BoxSpec, BoxState, Code, ExecStatus, GatewayName, HostPathMode, Name, SpecDraft,
 };
 use box_runtime::Capabilities;
 use box_runtime::fake::{Reply, Trouble};
@@ -221,7 +221,7 @@ async fn create_returns_the_info_and_whether_the_box_existed() {
     assert_eq!(made.info.backend_id, "backend-c-1");
     assert_eq!(
         (made.info.state, made.info.status),
-        (BoxState::Running, LaneStatus::Idle)
+        (BoxState::Running, ExecStatus::Idle)
     );
     assert!(made.info.created_at.0 > 0);
     let found = w.create(SpecDraft::new("c-1")).await.unwrap();
@@ -245,7 +245,7 @@ async fn create_does_not_wait_for_a_running_exec() {
     let running = w.begin("s", "sleep").await;
     let found = w.create(SpecDraft::new("s")).await.unwrap();
     assert!(found.existed && !running.is_finished());
-    assert_eq!(found.info.status, LaneStatus::Running);
+    assert_eq!(found.info.status, ExecStatus::Running);
 }
 
 #[tokio::test(start_paused = true)]

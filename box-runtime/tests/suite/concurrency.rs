@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use box_protocol::actions::{BoxTransitionParams, BoxUpdateParams, OnTimeout, TargetState};
-use box_protocol::{BoxError, BoxState, Code, LaneStatus, LifetimeChange, Network};
+use box_protocol::{BoxError, BoxState, Code, ExecStatus, LifetimeChange, Network};
 use box_runtime::Capabilities;
 use box_runtime::fake::{Reply, Trouble};
 use proptest::prelude::*;
@@ -161,7 +161,7 @@ impl Fixture {
                 continue;
             };
             let lasts = !matches!(info.state, BoxState::Starting | BoxState::Failed);
-            if !lasts || info.status == LaneStatus::Closing {
+            if !lasts || info.status == ExecStatus::Closing {
                 continue;
             }
             let record: Value = if info.state == BoxState::Stopped {

@@ -1,6 +1,6 @@
 //! `box.delete`, and calls at the same time.
 
-use box_protocol::{BoxError, Code, LaneStatus, SpecDraft};
+use box_protocol::{BoxError, Code, ExecStatus, SpecDraft};
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::Instant;
 
@@ -104,7 +104,7 @@ async fn an_exec_during_the_stop_waits_for_it_and_gets_a_new_box() {
     w.backend.next_stop(Trouble::Slow(seconds(5)));
     let (deleted, next) = tokio::join!(w.delete("s"), async {
         settle().await;
-        assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Closing);
+        assert_eq!(w.get("s").await.unwrap().status, ExecStatus::Closing);
         w.exec("s", "next").await
     });
     deleted.unwrap();

@@ -1,7 +1,7 @@
 //! Inputs and results of `box.exec`.
 
 use box_protocol::actions::{OnDisconnect, Stdin, SystemShutdownParams};
-use box_protocol::{BoxError, BoxState, Code, Defaults, Env, ExecutionStatus, LaneStatus, Program};
+use box_protocol::{BoxError, BoxState, Code, Defaults, Env, ExecStatus, ExecutionStatus, Program};
 use box_runtime::fake::Reply;
 
 use tokio::time::Instant;
@@ -171,9 +171,9 @@ async fn a_busy_box_has_the_status_running() {
     let w = fixture();
     w.backend.next_command(Reply::default().takes(seconds(10)));
     let running = w.begin("s", "job").await;
-    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Running);
+    assert_eq!(w.get("s").await.unwrap().status, ExecStatus::Running);
     running.await.unwrap().unwrap();
-    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Idle);
+    assert_eq!(w.get("s").await.unwrap().status, ExecStatus::Idle);
 }
 
 #[tokio::test(start_paused = true)]
@@ -220,7 +220,7 @@ async fn a_kept_command_outlives_its_caller() {
     running.abort();
     waiting.abort();
     settle().await;
-    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Running);
+    assert_eq!(w.get("s").await.unwrap().status, ExecStatus::Running);
     let last = w.exec("s", "after").await.unwrap();
     assert_eq!(last.exit_code, Some(0));
     assert!(w.backend.killed().is_empty());

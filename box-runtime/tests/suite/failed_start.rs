@@ -123,20 +123,25 @@ fn records(directory: &Path) -> usize {
 
 /// Starts to create a box whose start never returns, and returns when a caller has seen it.
 async fn hang(w: &Fixture, spec: SpecDraft) -> BoxInfo {
-    w.backend.next_start(Trouble::Hang);
     let box_id = spec.box_id.clone().unwrap();
-    let params = BoxCreateParams {
-        keep_failed: true,
-        ..BoxCreateParams::new(spec)
-    };
-    let (runtime, caller) = (w.runtime.clone(), w.caller.clone());
-    tokio::spawn(async move { runtime.create(&caller, params).await });
+    hang_unseen(w, spec);
     loop {
         match w.get(&box_id).await {
             Ok(info) => return info,
             Err(_) => settle().await,
         }
     }
+}
+
+/// Starts to create a box whose start never returns.
+fn hang_unseen(w: &Fixture, spec: SpecDraft) {
+    w.backend.next_start(Trouble::Hang);
+    let params = BoxCreateParams {
+        keep_failed: true,
+        ..BoxCreateParams::new(spec)
+    };
+    let (runtime, caller) = (w.runtime.clone(), w.caller.clone());
+    tokio::spawn(async move { runtime.create(&caller, params).await });
 }
 
 #[tokio::test]
@@ -179,6 +184,40 @@ async fn a_box_that_a_crash_interrupted_in_its_start_starts_again() {
     );
     // A box that has started has a record of its backend instead.
     assert_eq!(records(after.path()), 0);
+}
+
+#[tokio::test]
+async fn a_starting_box_has_a_record_once_a_caller_has_seen_it() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let w = with_state(before.path());
+    hang_unseen(&w, SpecDraft::new("a"));
+    while w.backend.starts().is_empty() {
+        settle().await;
+    }
+    // Its creator got no answer, so the next server does not start it.
+    assert_eq!(records(before.path()), 0);
+    let next = after_crash(before.path(), after.path()).await;
+    assert_eq!(code(next.get("a").await), Code::NotFound);
+    assert!(next.backend.starts().is_empty());
+    assert_eq!(w.ids().await, ["a"]);
+    assert_eq!(records(before.path()), 1);
+}
+
+#[tokio::test]
+async fn a_start_with_directories_of_the_host_is_not_repeated_without_its_caller() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let w = with_state(before.path());
+    let spec = SpecDraft {
+        host_path: Some("/srv/data".to_owned()),
+        ..SpecDraft::new("a")
+    };
+    hang(&w, spec).await;
+    let next = after_crash(before.path(), after.path()).await;
+    let info = next.get("a").await.unwrap();
+    assert_eq!(info.state, BoxState::Failed);
+    let reason = info.reason.unwrap();
+    assert!(reason.contains("create it again"), "{reason}");
+    assert!(!reason.contains("/srv/data") && next.backend.starts().is_empty());
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use box_protocol::actions::BoxUpdateParams;
 use box_protocol::{
-    BoxError, BoxState, Code, LaneStatus, Lifetime, LifetimeAction, LifetimeChange, SpecDraft,
+    BoxError, BoxState, Code, ExecStatus, Lifetime, LifetimeAction, LifetimeChange, SpecDraft,
     UnixMs,
 };
 use box_runtime::fake::{Reply, Trouble};
@@ -161,7 +161,7 @@ async fn a_slow_health_answer_counts_as_use() {
     w.backend.set_health_trouble(Some(Trouble::Hang));
     // In the middle of the query to the backend.
     sleep(seconds(12)).await;
-    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Idle);
+    assert_eq!(w.get("s").await.unwrap().status, ExecStatus::Idle);
     w.exec("s", "true").await.unwrap();
     sleep(seconds(120)).await;
     assert!(exists(&w, "s").await);

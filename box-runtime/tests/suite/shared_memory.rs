@@ -82,7 +82,6 @@ impl Handle<AgentHealth> for SharedMemoryBackend {
     ) -> Result<AgentHealthResult, BoxError> {
         Ok(AgentHealthResult {
             contract: 2,
-            has_file_slots: true,
             ..AgentHealthResult::default()
         })
     }

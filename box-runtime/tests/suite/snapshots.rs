@@ -226,7 +226,7 @@ async fn a_checkpoint_counts_towards_the_size_of_all_snapshots() {
 }
 
 #[tokio::test]
-async fn a_box_with_too_many_checkpoints_is_told_what_to_do() {
+async fn too_many_checkpoints_are_refused_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let w = with_state(&directory);
     w.create(SpecDraft::new("a")).await.unwrap();

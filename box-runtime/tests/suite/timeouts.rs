@@ -1,7 +1,7 @@
 //! A timed-out exec ends its command, or its box before the answer, and reports which.
 
 use box_protocol::actions::OnTimeout;
-use box_protocol::{BoxState, ExecutionStatus, Killed, LaneStatus};
+use box_protocol::{BoxState, ExecStatus, ExecutionStatus, Killed};
 use box_runtime::fake::{Reply, Trouble};
 use tokio::time::Instant;
 
@@ -61,7 +61,7 @@ async fn a_timeout_ends_only_the_command_by_default() {
     let result = w.runtime.exec(&w.caller, params).await.unwrap();
     assert_eq!(result.status, ExecutionStatus::TimedOut);
     assert_eq!(result.killed, Some(Killed::Command));
-    assert_eq!(w.get("s").await.unwrap().status, LaneStatus::Idle);
+    assert_eq!(w.get("s").await.unwrap().status, ExecStatus::Idle);
     w.exec("s", "next").await.unwrap();
     assert_eq!(w.backend.starts(), ["s"]);
 }

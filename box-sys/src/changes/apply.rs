@@ -14,7 +14,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::compare::{Entry, Found, Views, Walk};
-use super::host::{Host, Looked};
+use super::host::{Host, Lookup};
 use super::{Applied, ApplyOptions, ChangeKind, shown, split};
 use crate::error::{At, Result};
 
@@ -117,7 +117,7 @@ fn skip_reason(host: &Host, found: &Found<'_>) -> Option<&'static str> {
 fn conflict(host: &Host, found: &Found<'_>) -> io::Result<Option<Vec<u8>>> {
     let (parent, name) = split(found.path).map_err(|_| io::ErrorKind::InvalidInput)?;
     let time = found.made_at;
-    let Looked::Found(stat) = host.look(parent, &name)? else {
+    let Lookup::Found(stat) = host.look(parent, &name)? else {
         return Ok(None);
     };
     if !FileType::from_raw_mode(stat.st_mode).is_dir() {

@@ -70,7 +70,7 @@ impl Drop for OwnersRights {
 }
 
 /// The result of a look at a name of the host.
-pub(crate) enum Looked {
+pub(crate) enum Lookup {
     /// Nothing is there.
     Nothing,
     /// This is there.
@@ -107,15 +107,15 @@ impl Host {
     }
 
     /// Looks at a name. A missing parent directory is nothing as well.
-    pub(crate) fn look(&self, parent: &[u8], name: &CStr) -> io::Result<Looked> {
+    pub(crate) fn look(&self, parent: &[u8], name: &CStr) -> io::Result<Lookup> {
         let _rights = self.rights()?;
         let parent = match open_dir(&self.root, parent) {
-            Err(error) if is_absent(&error) => return Ok(Looked::Nothing),
+            Err(error) if is_absent(&error) => return Ok(Lookup::Nothing),
             parent => parent?,
         };
         match rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => Ok(Looked::Found(stat)),
-            Err(Errno::NOENT) => Ok(Looked::Nothing),
+            Ok(stat) => Ok(Lookup::Found(stat)),
+            Err(Errno::NOENT) => Ok(Lookup::Nothing),
             Err(error) => Err(error.into()),
         }
     }

@@ -1,6 +1,6 @@
 //! Boxes as clients of the API see them.
 
-use box_protocol::{BoxInfo, BoxState, LaneStatus, LifetimeAction, Note, UnixMs};
+use box_protocol::{BoxInfo, BoxState, ExecStatus, LifetimeAction, Note, UnixMs};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -58,7 +58,7 @@ pub(super) enum State {
 impl State {
     /// Returns the state of a box; `None` for a box that ends or has failed, which clients do not see.
     pub(super) fn of(info: &BoxInfo) -> Option<Self> {
-        if info.status == LaneStatus::Closing {
+        if info.status == ExecStatus::Closing {
             return None;
         }
         match info.state {

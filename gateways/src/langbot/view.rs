@@ -1,6 +1,6 @@
 //! LangBot's view of a box, and a few of its constants.
 
-use box_protocol::{BoxInfo, GatewayName, HostPathMode, LaneStatus, Network, UnixMs};
+use box_protocol::{BoxInfo, ExecStatus, GatewayName, HostPathMode, Network, UnixMs};
 use serde::{Serialize, Serializer};
 
 /// The gateway's name, which its boxes carry.
@@ -49,7 +49,7 @@ pub(super) struct SessionView<'a> {
     created_at: UnixMs,
     #[serde(serialize_with = "as_text")]
     last_used_at: UnixMs,
-    status: LaneStatus,
+    status: ExecStatus,
 }
 
 impl<'a> From<&'a BoxInfo> for SessionView<'a> {
@@ -86,7 +86,7 @@ mod tests {
     fn a_session_has_exactly_langbots_members() {
         let spec = SpecDraft::new("s1").build().unwrap();
         let mut info = BoxInfo::starting(&spec, "fake", "b1", UnixMs(1_794_784_697_977));
-        info.status = LaneStatus::Running;
+        info.status = ExecStatus::Running;
         let json = serde_json::to_value(SessionView::from(&info)).unwrap();
         let members: Vec<_> = json
             .as_object()

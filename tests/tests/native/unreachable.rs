@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::Stdio;
 
 use box_protocol::actions::{
-    BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxExec, BoxGet, BoxList, CommandStart, FileWrite,
+    BoxCreate, BoxDelete, BoxEvent, BoxEvents, BoxExec, BoxGet, BoxList, BoxTransition, BoxUpdate,
+    CommandStart, FileStat, FileWrite,
 };
-use box_protocol::{BoxState, Code};
+use box_protocol::{BoxState, Code, UnixMs};
 use box_test_wait::eventually;
 use box_tests::machine::{Machine, PROGRAM, mark, on_each_machine, pids_with, processes_with};
 use futures::StreamExt as _;
@@ -252,6 +253,46 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
             (processes_with(&mark), directories(state.path()).len()),
             (0, 0)
         );
+        host.kill().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_box_that_ends_during_the_adoption_costs_no_stopped_box_its_files() {
+    on_each_machine(async |machine| {
+        let state = machine.directory();
+        let mark = mark();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        fill(&host, "stuck", &mark).await;
+        let stuck = agents(state.path()).await[0];
+        for id in ["stopped", "expired"] {
+            let spec = json!({"spec": {"box_id": id, "persistent": true}});
+            host.call::<BoxCreate>(spec).await.unwrap();
+        }
+        let write = json!({"box_id": "stopped", "path": "/tmp/f", "data": "aGk="});
+        host.call::<FileWrite>(write).await.unwrap();
+        let stop = json!({"box_id": "stopped", "to": "stopped"});
+        host.call::<BoxTransition>(stop).await.unwrap();
+        let at = UnixMs::now().0 + 500;
+        let expires = json!({"box_id": "expired", "lifetime": {"expires_at": at}});
+        host.call::<BoxUpdate>(expires).await.unwrap();
+        host.kill().await;
+        eventually("the box has expired", async || UnixMs::now().0 > at).await;
+        // The adoption of this one takes longer than the end of the expired one.
+        kill_process(stuck, Signal::STOP).unwrap();
+        let host = Host::start(machine, state.path()).await.unwrap();
+        let gone = host.call::<BoxGet>(json!({"box_id": "expired"})).await;
+        assert_eq!(code(gone.unwrap_err()), Code::NotFound);
+        let read = json!({"box_id": "stopped", "paths": ["/tmp/f"]});
+        let start = json!({"box_id": "stopped", "to": "running"});
+        host.call::<BoxTransition>(start).await.unwrap();
+        let found = host.call::<FileStat>(read).await.unwrap();
+        let found = serde_json::to_value(found).unwrap().to_string();
+        assert!(found.contains("\"size\":2"), "{found}");
+        for id in ["stuck", "stopped"] {
+            delete(&host, id).await;
+        }
         host.kill().await;
     })
     .await;

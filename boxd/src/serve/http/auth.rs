@@ -10,7 +10,7 @@ use box_gateways::http::refusal::{Refusal, RefusalReason};
 use box_gateways::http::token_filter::TokenFilter;
 use box_rpc::Caller;
 
-use super::router::{Access, Face, PageUse};
+use super::router::{Access, PageUse, RouteInfo};
 
 pub(super) const LANGBOT_HEADER: &str = "x-langbot-box-control-token";
 
@@ -28,7 +28,11 @@ pub(super) struct Auth {
 
 impl Auth {
     /// Returns the caller of a request, or a refusal if the route needs a valid token.
-    pub(super) fn authenticate(&self, face: &Face, headers: &HeaderMap) -> Result<Caller, Refusal> {
+    pub(super) fn authenticate(
+        &self,
+        face: &RouteInfo,
+        headers: &HeaderMap,
+    ) -> Result<Caller, Refusal> {
         let open = match face.access {
             Access::Public | Access::Unknown => true,
             Access::TokenUnlessLoopback => self.loopback,
@@ -70,7 +74,10 @@ impl Auth {
 }
 
 /// Returns every token that a request offers to a route.
-fn presented_tokens<'a>(face: &Face, headers: &'a HeaderMap) -> impl Iterator<Item = Cow<'a, str>> {
+fn presented_tokens<'a>(
+    face: &RouteInfo,
+    headers: &'a HeaderMap,
+) -> impl Iterator<Item = Cow<'a, str>> {
     let bearer = headers
         .get_all(AUTHORIZATION)
         .into_iter()

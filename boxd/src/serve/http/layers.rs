@@ -21,7 +21,7 @@ use box_transports::connection_limit::ConnectionPermit;
 
 use super::origin::refuse_cross_origin;
 use super::pages;
-use super::router::{Access, Face, no_such_path, redacted};
+use super::router::{Access, RouteInfo, no_such_path, redacted};
 use super::state::{HttpState, Phase};
 
 /// The header that identifies a request in logs of both sides.
@@ -41,7 +41,7 @@ pub(super) struct Client {
 #[derive(Debug, Clone)]
 pub(super) struct Guard {
     pub(super) state: Arc<HttpState>,
-    pub(super) face: Face,
+    pub(super) face: RouteInfo,
 }
 
 /// The value of `X-Request-ID` of a request.

@@ -159,7 +159,7 @@ fn connections(metrics: &mut MetricsText, state: &HttpState) {
     let full = state.counters.full.load(Ordering::Relaxed);
     metrics.sample(name, &[("listener", "http"), ("reason", "full")], full);
     for (listener, (_, refused)) in &rpc {
-        for (reason, count) in ["full", "handshake", "stranger"].into_iter().zip(refused) {
+        for (reason, count) in ["full", "handshake", "other_user"].into_iter().zip(refused) {
             metrics.sample(name, &[("listener", listener), ("reason", reason)], count);
         }
     }

@@ -13,7 +13,7 @@ use axum::http::uri::{Authority, Scheme};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 
-use super::router::{Face, PageUse};
+use super::router::{PageUse, RouteInfo};
 
 /// The key of the configuration.
 const KEY: &str = "server.allowed_origins";
@@ -52,7 +52,11 @@ impl Origins {
     }
 
     /// Returns the origin of a request from a page that may call this route.
-    pub(super) fn page<'a>(&self, face: &Face, headers: &'a HeaderMap) -> Option<&'a HeaderValue> {
+    pub(super) fn page<'a>(
+        &self,
+        face: &RouteInfo,
+        headers: &'a HeaderMap,
+    ) -> Option<&'a HeaderValue> {
         let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else {
             return None;
@@ -61,7 +65,7 @@ impl Origins {
     }
 
     /// Returns whether a browser asks if a page may call this route. Such a request has no token.
-    pub(super) fn is_preflight(&self, face: &Face, request: &Parts) -> bool {
+    pub(super) fn is_preflight(&self, face: &RouteInfo, request: &Parts) -> bool {
         request.method == Method::OPTIONS
             && request.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
             && self.page(face, &request.headers).is_some()
@@ -153,7 +157,7 @@ mod tests {
     #[test]
     fn a_page_is_known_by_its_exact_origin_on_routes_for_pages() {
         let origins = origins(&["https://app.example"]).unwrap();
-        let allows = |face: &Face, values: &[&'static str]| {
+        let allows = |face: &RouteInfo, values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {
                 headers.append(ORIGIN, HeaderValue::from_static(value));

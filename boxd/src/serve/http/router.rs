@@ -41,7 +41,7 @@ const GATEWAYS: [fn() -> Vec<Routes>; 6] = [
 
 /// A route as the layers see it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Face {
+pub(super) struct RouteInfo {
     /// The name in metrics and logs.
     pub(super) name: &'static str,
     /// The paths; each is also served with a slash at its end.
@@ -69,7 +69,7 @@ pub(super) enum PageUse {
     Sockets,
 }
 
-impl Face {
+impl RouteInfo {
     const fn new(name: &'static str, paths: &'static [&'static str], access: Access) -> Self {
         Self {
             name,
@@ -110,18 +110,19 @@ impl Face {
     }
 }
 
-static HEALTHZ: Face = Face::new("healthz", &["/healthz"], Access::Public).of_langbot();
-static READYZ: Face = Face::new("readyz", &["/readyz"], Access::Public).of_langbot();
-static HEALTH: Face = Face::new("health", &["/health"], Access::Public);
-static VERSION: Face = Face::new("version", &["/version"], Access::Public);
-pub(super) static METRICS: Face = Face::new("metrics", &["/metrics"], Access::TokenUnlessLoopback);
-pub(super) static RPC: Face = Face::new("rpc", &["/rpc/ws"], Access::Token)
+static HEALTHZ: RouteInfo = RouteInfo::new("healthz", &["/healthz"], Access::Public).of_langbot();
+static READYZ: RouteInfo = RouteInfo::new("readyz", &["/readyz"], Access::Public).of_langbot();
+static HEALTH: RouteInfo = RouteInfo::new("health", &["/health"], Access::Public);
+static VERSION: RouteInfo = RouteInfo::new("version", &["/version"], Access::Public);
+pub(super) static METRICS: RouteInfo =
+    RouteInfo::new("metrics", &["/metrics"], Access::TokenUnlessLoopback);
+pub(super) static RPC: RouteInfo = RouteInfo::new("rpc", &["/rpc/ws"], Access::Token)
     .of_langbot()
     .for_pages(PageUse::Sockets);
-pub(super) static RPC_CALL: Face =
-    Face::new("rpc_call", &["/rpc"], Access::Token).for_pages(PageUse::Requests);
-static OPENAPI: Face = Face::new("openapi", &["/openapi.json"], Access::Public);
-static RELAY: Face = Face::new(
+pub(super) static RPC_CALL: RouteInfo =
+    RouteInfo::new("rpc_call", &["/rpc"], Access::Token).for_pages(PageUse::Requests);
+static OPENAPI: RouteInfo = RouteInfo::new("openapi", &["/openapi.json"], Access::Public);
+static RELAY: RouteInfo = RouteInfo::new(
     "langbot_relay",
     &[
         "/v1/sessions/{session}/managed-process/{process}/ws",
@@ -131,7 +132,7 @@ static RELAY: Face = Face::new(
 )
 .of_langbot()
 .with_errors(relay_error);
-static BOX_PORT: Face = Face::new(
+static BOX_PORT: RouteInfo = RouteInfo::new(
     "box_port",
     &[
         "/boxes/{box}/port/{port}",
@@ -147,23 +148,23 @@ static BOX_PORT: Face = Face::new(
     }),
     ..RouteAccess::new()
 });
-static UNKNOWN: Face = Face::new("none", &[], Access::Unknown);
+static UNKNOWN: RouteInfo = RouteInfo::new("none", &[], Access::Unknown);
 
 /// How a pattern ends that matches any number of segments.
 const OPEN_END: &str = "/{*path}";
 
 /// All routes.
-pub(super) static FACES: [&Face; 10] = [
+pub(super) static FACES: [&RouteInfo; 10] = [
     &HEALTHZ, &READYZ, &HEALTH, &VERSION, &METRICS, &RPC, &RPC_CALL, &OPENAPI, &RELAY, &BOX_PORT,
 ];
 
 /// Returns all routes with their layers.
 pub(super) fn router(state: &Arc<HttpState>) -> Router {
-    let guard = |face: Face| Guard {
+    let guard = |face: RouteInfo| Guard {
         state: Arc::clone(state),
         face,
     };
-    let guarded = |face: &'static Face, handlers: MethodRouter<Arc<HttpState>>| {
+    let guarded = |face: &'static RouteInfo, handlers: MethodRouter<Arc<HttpState>>| {
         let guard = guard(*face);
         handlers
             .layer(from_fn_with_state(guard.clone(), admit))
@@ -196,7 +197,7 @@ pub(super) fn router(state: &Arc<HttpState>) -> Router {
         } else {
             Access::Token
         };
-        let face = Face::new(gateway.name, &[], access).of_gateway(gateway.access);
+        let face = RouteInfo::new(gateway.name, &[], access).of_gateway(gateway.access);
         let guard = guard(face);
         let guarded = gateway
             .router

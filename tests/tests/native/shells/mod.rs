@@ -1,6 +1,6 @@
 //! Shells: their state between runs, and inputs that must neither hang nor confuse them.
 
-mod hazards;
+mod bad_input;
 mod languages;
 mod notebook;
 mod runs;
