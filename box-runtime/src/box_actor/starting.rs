@@ -37,6 +37,8 @@ impl Actor {
     /// Keeps the entry of a box that could not start, so that later callers can read the reason.
     pub(super) async fn keep_failed(&mut self, request: Request, error: BoxError) {
         self.entry.set_not_started(error.message().to_owned());
+        // A caller that has seen the box start may see that it failed from now on.
+        self.entry.mark_changed();
         self.queue.refuse_waiting(&error);
         let _ = self.instance.stop().await;
         self.entry.persist_unstarted().await;

@@ -7,6 +7,7 @@ use box_protocol::actions::{BoxCreateParams, BoxListParams, IfExists};
 use box_protocol::error::{Detail, Ended};
 use box_protocol::{BoxError, BoxInfo, BoxState, Code, Lifetime, Name, SpecDraft};
 use box_runtime::fake::Trouble;
+use box_test_wait::eventually;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -255,6 +256,27 @@ async fn the_reason_of_a_box_that_could_not_start_survives_a_crash() {
     assert!(next.backend.starts().is_empty());
     next.delete("a").await.unwrap();
     assert_eq!(records(after.path()), 0);
+}
+
+#[tokio::test]
+async fn the_reason_of_a_box_that_a_caller_saw_start_survives_a_crash() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let w = fixture_with(|config| {
+        config.state_dir = Some(before.path().to_owned());
+        config.start_timeout = std::time::Duration::from_millis(500);
+    });
+    let seen = hang(&w, SpecDraft::new("a")).await;
+    assert_eq!(seen.state, BoxState::Starting);
+    eventually("the start fails", async || {
+        w.get("a").await.unwrap().state == BoxState::Failed
+    })
+    .await;
+    // A caller that sees the failure sees the same after a crash.
+    let next = after_crash(before.path(), after.path()).await;
+    let info = next.get("a").await.unwrap();
+    assert_eq!(info.state, BoxState::Failed);
+    assert_eq!(info.reason, w.get("a").await.unwrap().reason);
+    assert!(next.backend.starts().is_empty());
 }
 
 #[tokio::test]
