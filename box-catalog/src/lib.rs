@@ -134,7 +134,8 @@ impl Catalog {
                 interrupted.push((kind, id.clone()));
                 match failed(item) {
                     Some(item) => {
-                        folder.store(&item, of)?;
+                        // On a full disk the item is failed in memory, and the next opening repeats this.
+                        let _ = folder.store(&item, of);
                         index.insert(item);
                     }
                     None => folder.remove(kind, &id)?,
@@ -234,37 +235,35 @@ impl Catalog {
             content: new.content,
         };
         let mut writer = self.writer();
+        let kind = item.kind();
         let replaced = self.read().failed_with_name_of(&item);
-        let Some(replaced) = replaced else {
-            self.check_new(&mut item)?;
-            return self.write(&mut writer, item);
-        };
-        let kind = replaced.kind();
-        self.change_index(|index| index.remove(kind, &replaced.id));
-        let written = self.check_new(&mut item);
-        match written.and_then(|()| self.write(&mut writer, item)) {
-            Ok(item) => {
-                // A failure does not fail the call, whose item is stored: the next opening repeats it.
-                let _ = self.folder.remove(kind, &replaced.id);
-                Ok(item)
+        self.change_index(|index| {
+            // The item that it replaces does not count.
+            if let Some(replaced) = &replaced {
+                index.remove(kind, &replaced.id);
             }
-            Err(error) => {
-                self.change_index(|index| index.insert(replaced));
-                Err(error)
+            let checked = self.check_new(index, &mut item);
+            if let Some(replaced) = &replaced {
+                index.insert(replaced.clone());
             }
-        }
+            checked
+        })?;
+        self.write(
+            &mut writer,
+            item,
+            replaced.as_ref().map(|replaced| &replaced.id),
+        )
     }
 
     /// Checks a new item against the limits and the other items.
-    fn check_new(&self, item: &mut CatalogItem) -> Result<()> {
-        let index = self.read();
+    fn check_new(&self, index: &Index, item: &mut CatalogItem) -> Result<()> {
         let (kind, max) = (item.kind(), self.limits.items_per_owner);
         if index.count(kind, &item.owner) >= max {
             return Err(Error::TooMany { kind, max });
         }
         index.check_names(item)?;
-        self.check_volume(&index, item)?;
-        self.check_snapshot(&index, item)?;
+        self.check_volume(index, item)?;
+        self.check_snapshot(index, item)?;
         if item.state != ItemState::Ready {
             let mut tags = std::mem::take(&mut item.tags);
             tags.retain(|tag| !index.is_tag_of_ready(item, tag));
@@ -284,7 +283,7 @@ impl Catalog {
     ) -> Result<CatalogItem> {
         let mut writer = self.writer();
         let item = self.changed(kind, id, change)?;
-        self.write(&mut writer, item)
+        self.write(&mut writer, item, None)
     }
 
     /// Returns an item as a change would make it, without the change.
@@ -404,13 +403,28 @@ impl Catalog {
         Ok(())
     }
 
-    /// Writes an item and takes its tags from other items.
-    fn write(&self, writer: &mut Writer, item: CatalogItem) -> Result<CatalogItem> {
+    /// Writes an item, which replaces another, and takes its tags from other items.
+    fn write(
+        &self,
+        writer: &mut Writer,
+        item: CatalogItem,
+        replaced: Option<&ItemId>,
+    ) -> Result<CatalogItem> {
         writer.revision += 1;
         self.folder.store(&item, writer.revision)?;
-        // A crash from here on leaves a tag on two records, and the newer one wins.
-        let losers = self.read().others_with_tags(&item);
-        self.change_index(|index| index.insert(item.clone()));
+        let mut losers = self.read().others_with_tags(&item);
+        losers.retain(|loser| Some(&loser.id) != replaced);
+        // A crash from here on leaves both items, or a tag on two records. The newer record wins.
+        self.change_index(|index| {
+            if let Some(replaced) = replaced {
+                index.remove(item.kind(), replaced);
+            }
+            index.insert(item.clone());
+        });
+        // A failure does not fail the call, whose item is stored: the next opening repeats it.
+        if let Some(replaced) = replaced {
+            let _ = self.folder.remove(item.kind(), replaced);
+        }
         for mut loser in losers {
             loser.tags.retain(|tag| !item.tags.contains(tag));
             // Lower than that of the item that has the tag now. A failure does not fail the call,
@@ -425,8 +439,8 @@ impl Catalog {
         self.index.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change_index(&self, change: impl FnOnce(&mut Index)) {
-        change(&mut self.index.write().unwrap_or_else(PoisonError::into_inner));
+    fn change_index<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
+        change(&mut self.index.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn writer(&self) -> MutexGuard<'_, Writer> {
