@@ -16,13 +16,15 @@ pub const MAX_ID_BYTES: usize = 256;
 ///
 /// Ids never become part of a path, but they appear in URLs and log lines.
 fn check(field: &'static str, text: &str) -> Result<(), Invalid> {
+    let is_plain = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+    let is_plain = text.bytes().all(is_plain);
     let rule = if text.is_empty() {
         "must not be empty"
     } else if text.len() > MAX_ID_BYTES {
         "must not be longer than 256 bytes"
-    } else if text.chars().any(char::is_control) {
+    } else if !is_plain && text.chars().any(char::is_control) {
         "must not contain control characters"
-    } else if text.chars().any(is_invisible) {
+    } else if !is_plain && text.chars().any(is_invisible) {
         "must not contain text direction marks, invisible characters, or white space other than a space"
     } else if text.contains('/') {
         "must not contain /"

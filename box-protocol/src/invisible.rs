@@ -6,8 +6,11 @@
 /// other than a space, and characters without a width. Programs do not print untrusted text with
 /// them, and ids and names do not contain them.
 pub fn is_invisible(character: char) -> bool {
+    if character.is_ascii() {
+        return character.is_ascii_control();
+    }
     character.is_control()
-        || (character.is_whitespace() && character != ' ')
+        || character.is_whitespace()
         || INVISIBLE
             .iter()
             .any(|(first, last)| (*first..=*last).contains(&character))
