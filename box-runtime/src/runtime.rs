@@ -30,7 +30,7 @@ use crate::images::Images;
 use crate::layers::Layers;
 use crate::pools::{Mode, Pools};
 use crate::records::BoxRecords;
-use crate::registry::{BoxCount, Registry, RegistryMessage, UpdateStage};
+use crate::registry::{BoxCount, Registry, RegistryMessage, UniqueIds, UpdateStage};
 use crate::state_directory::StateDirectory;
 use box_rpc::Caller;
 
@@ -78,6 +78,7 @@ impl BoxRuntime {
             selector: BackendSelector::new(&config),
             events: Events::new(),
             ended_boxes: EndedBoxes::new(config.ends_file.clone()),
+            unique_ids: UniqueIds::default(),
             empty_router: Router::empty(),
             orders: CallOrders::default(),
             items: Items::new(config.catalog.clone()),
@@ -240,6 +241,7 @@ impl BoxRuntime {
                 .await?;
         }
         let entry = self.change(caller, params, UpdateStage::Apply).await?;
+        entry.persist_unstarted().await;
         entry.wait_persisted().await?;
         Ok(entry.info(caller))
     }

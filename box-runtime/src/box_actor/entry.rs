@@ -455,15 +455,6 @@ impl BoxEntry {
         (Arc::clone(&self.owner), self.spec.box_id.clone())
     }
 
-    /// Returns whether an id names this box of another owner.
-    ///
-    /// A caller with access to all boxes writes `ID@OWNER`, or the unique id of the box.
-    pub(crate) fn matches_id(&self, id: &BoxId) -> bool {
-        let owned = id.as_str().strip_suffix(&*self.owner);
-        owned.and_then(|id| id.strip_suffix('@')) == Some(self.spec.box_id.as_str())
-            || self.has_unique_id(id.as_str())
-    }
-
     /// Returns whether this id is the unique id of the box.
     pub(crate) fn has_unique_id(&self, id: &str) -> bool {
         self.status().unique_id == id

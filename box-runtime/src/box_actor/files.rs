@@ -214,6 +214,7 @@ impl BoxEntry {
         };
         self.remove_unstarted_record().await;
         if let Some(stopped) = &stopped {
+            self.finish_writes().await;
             shared.images.release(stopped.id());
         }
         if stopped.is_some() || history.is_some() {

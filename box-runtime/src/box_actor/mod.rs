@@ -65,7 +65,7 @@ use crate::images::Images;
 use crate::layers::Layers;
 use crate::pools::Pools;
 use crate::records::BoxRecords;
-use crate::registry::RegistryMessage;
+use crate::registry::{RegistryMessage, UniqueIds};
 use crate::state_directory::StateDirectory;
 
 pub(crate) use self::instance::{Instance, RunningBox, bounded, carrier_limits};
@@ -85,6 +85,7 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     /// Reasons for the end of former boxes.
     pub(crate) ended_boxes: EndedBoxes,
+    pub(crate) unique_ids: UniqueIds,
     /// Router of agent connections; agents may not call the runtime.
     pub(crate) empty_router: Router,
     /// Order of calls that name the same object.
@@ -522,6 +523,7 @@ mod tests {
             selector: BackendSelector::new(&config),
             events: Events::new(),
             ended_boxes: EndedBoxes::new(None),
+            unique_ids: UniqueIds::default(),
             empty_router: Router::empty(),
             orders: CallOrders::default(),
             items: Items::default(),

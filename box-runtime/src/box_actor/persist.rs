@@ -47,6 +47,13 @@ impl BoxEntry {
             persistence.outcome.clone().map_or(Ok(()), Err)
         })
     }
+
+    /// Waits until no write of an earlier status runs, which would bring a removed record back.
+    pub(super) async fn finish_writes(self: &Arc<Self>) {
+        self.mark_changed();
+        // The error belongs to a record that is removed.
+        let _ = self.wait_persisted().await;
+    }
 }
 
 /// Feature that a box lacks while its record is outdated.

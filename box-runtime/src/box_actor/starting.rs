@@ -26,7 +26,7 @@ use super::instance::{Instance, RunningBox, bounded};
 use super::mounts::mounted;
 use super::{Actor, Request};
 use crate::backend::{Backend, Facts, StartRequest, StartedBox};
-use crate::box_actor::entry::{BoxEntry, Location, Mounts, new_unique_id};
+use crate::box_actor::entry::{BoxEntry, Location, Mounts};
 use crate::environment::box_environment;
 use crate::images::ResolvedImage;
 use crate::layers::LayerUse;
@@ -142,10 +142,11 @@ impl Instance {
         let was_stopped = self.is_stopped();
         let is_restart = self.mark_starting(backend) && !was_stopped;
         if is_restart {
-            let mut status = self.entry.status();
-            status.files.begin_again();
+            self.entry.status().files.begin_again();
             // A box that replaces a dead one is another box.
-            status.unique_id = new_unique_id();
+            self.shared.unique_ids.renew(&self.entry);
+            // The record of a box that has failed before its first start.
+            self.entry.mark_changed();
         }
         // A restarted box keeps its original spec except for the mounts. Only the mounts of this
         // call have been authorized now.

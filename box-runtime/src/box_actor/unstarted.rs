@@ -83,26 +83,27 @@ impl BoxEntry {
 
     /// Writes the record of a box that has not started, and returns when it is on disk.
     pub(crate) async fn persist_unstarted(self: &Arc<Self>) {
-        let was_persistent = match &mut self.status().unstarted {
-            Some(unstarted) => std::mem::replace(&mut unstarted.is_persistent, true),
-            None => return,
-        };
-        if !was_persistent {
-            self.mark_changed();
+        {
+            let mut status = self.status();
+            let Some(unstarted) = &mut status.unstarted else {
+                return;
+            };
+            if !std::mem::replace(&mut unstarted.is_persistent, true) {
+                // With the lock, so that another caller that finds it set waits for the write.
+                self.mark_changed();
+            }
         }
         // After an error, the box lists its record as degraded.
         let _ = self.wait_persisted().await;
     }
 
     /// Removes the record of a box that has started or ended.
-    pub(super) async fn remove_unstarted_record(&self) {
+    pub(super) async fn remove_unstarted_record(self: &Arc<Self>) {
         let unstarted = self.status().unstarted.take();
-        let Some(unstarted) = unstarted.filter(|unstarted| unstarted.is_persistent) else {
-            return;
-        };
-        // A write that has begun would bring the record back.
-        let _ = self.wait_persisted().await;
-        unstarted.place.remove_soon().await;
+        if let Some(unstarted) = unstarted.filter(|unstarted| unstarted.is_persistent) {
+            self.finish_writes().await;
+            unstarted.place.remove_soon().await;
+        }
     }
 }
 

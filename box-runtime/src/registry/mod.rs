@@ -4,6 +4,7 @@
 //! waits for a box, so no box can delay another.
 
 mod shutdown;
+mod unique_ids;
 mod update;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use self::shutdown::{BoxOutcome, Shutdowns};
+pub(crate) use self::unique_ids::UniqueIds;
 use crate::box_actor::entry::BoxEntry;
 use crate::box_actor::{self, ActorStart, Request, Shared, queue_full};
 use crate::caller::Visibility as _;
@@ -287,17 +289,30 @@ impl Registry {
     /// form. The holder of a capability uses the unique id of its box.
     fn key_of(&self, id: &BoxId, caller: &Caller) -> Option<Key> {
         if let Some(only) = caller.only_box() {
-            let mut all = self.boxes.iter().filter(|_| id.as_str() == only);
-            let found = all.find(|(_, handle)| handle.entry.has_unique_id(only));
-            return found.map(|(key, _)| key.clone());
+            return self.unique(only).filter(|_| id.as_str() == only);
         }
         let own = (caller.name(), id.clone());
         if self.boxes.contains_key(&own) {
             return Some(own);
         }
-        let mut others = self.boxes.iter().filter(|_| caller.can_see_all());
-        let named = others.find(|(_, handle)| handle.entry.matches_id(id));
-        named.map(|(key, _)| key.clone())
+        if !caller.can_see_all() {
+            return None;
+        }
+        let id = id.as_str();
+        // An id and an owner may contain the separator.
+        let mut separators = id.match_indices('@');
+        let of_owner = separators.find_map(|(at, _)| {
+            let key = (Arc::from(&id[at + 1..]), BoxId::new(&id[..at]).ok()?);
+            self.boxes.contains_key(&key).then_some(key)
+        });
+        of_owner.or_else(|| self.unique(id))
+    }
+
+    /// Returns the key of the box with this unique id.
+    fn unique(&self, id: &str) -> Option<Key> {
+        let key = self.shared.unique_ids.find(id)?;
+        let is_same = |handle: &ActorHandle| handle.entry.has_unique_id(id);
+        self.boxes.get(&key).is_some_and(is_same).then_some(key)
     }
 
     /// Passes a request to the task of its box, and creates the box if needed.
@@ -412,6 +427,7 @@ impl Registry {
             self.names
                 .insert((Arc::clone(&entry.owner), entry.gateway(), name), id);
         }
+        self.shared.unique_ids.insert(&entry);
         let limit = self.shared.config.queued_calls;
         let (sender, mailbox) = mpsc::channel(limit.max(1));
         let (shared, registry) = (Arc::clone(&self.shared), self.sender.clone());
@@ -484,6 +500,7 @@ impl Registry {
         self.boxes
             .get(&key)
             .filter(|handle| Arc::ptr_eq(&handle.entry, entry))?;
+        self.shared.unique_ids.remove(entry);
         self.shared.ended_boxes.set_error(entry);
         if let Some(name) = entry.status().name.clone() {
             self.names

@@ -168,3 +168,25 @@ async fn a_box_has_one_unique_id_from_its_creation_to_its_deletion() {
     assert_eq!(code(holder.get(&unique).await), Code::NotFound);
     assert_eq!(w.get(&later).await.unwrap().unique_id, later);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_administrator_names_boxes_of_others_by_owner_and_by_unique_id() {
+    let w = fixture();
+    let (first, second) = (w.with_token("b@c"), w.with_token("c"));
+    first.create(spec("a", "")).await.unwrap();
+    second.create(spec("a@b@x", "")).await.unwrap();
+    for (id, owner, own) in [("a@b@c", &first, "a"), ("a@b@x@c", &second, "a@b@x")] {
+        let expected = owner.get(own).await.unwrap().unique_id;
+        assert_eq!(w.get(id).await.unwrap().unique_id, expected, "{id}");
+        assert_eq!(w.get(&expected).await.unwrap().unique_id, expected);
+        for stranger in [&first, &second] {
+            assert_eq!(code(stranger.get(id).await), Code::NotFound, "{id}");
+            let by_unique = stranger.get(&expected).await;
+            assert_eq!(code(by_unique), Code::NotFound, "{expected}");
+        }
+    }
+    // An id without an owner, or with one that has no such box.
+    for id in ["a", "a@c", "a@b", "@c", "a@b@x@"] {
+        assert_eq!(code(w.get(id).await), Code::NotFound, "{id}");
+    }
+}
