@@ -39,7 +39,7 @@ impl BoxRuntime {
         match made {
             Ok(item) => Ok(item),
             Err(error) => {
-                self.fail_snapshot(item.id, &error).await?;
+                self.end_snapshot(item.id, &error, true).await?;
                 Err(error)
             }
         }

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use box_catalog::{Catalog, NewItem};
+use box_catalog::NewItem;
 use box_protocol::actions::{
     BoxCheckpoint, BoxCheckpointParams, BoxFork, BoxForkParams, BoxForkResult, BoxRollback,
     BoxRollbackParams, BoxSnapshot, BoxSnapshotParams,
@@ -165,14 +165,10 @@ impl BoxRuntime {
             };
             let made = making.await;
             if let Err(error) = &made {
-                let ended = if params.keep_failed {
-                    runtime.fail_snapshot(item.id, error).await
-                } else {
-                    let remove =
-                        move |store: &Catalog| store.remove(CatalogKind::Snapshot, &item.id);
-                    runtime.on_store(remove).await
-                };
-                if let Err(error) = ended {
+                if let Err(error) = runtime
+                    .end_snapshot(item.id, error, params.keep_failed)
+                    .await
+                {
                     tracing::warn!(%error, "cannot end an unfinished snapshot");
                 }
                 runtime.shared().collect_layers();
@@ -180,6 +176,16 @@ impl BoxRuntime {
             made
         })
         .await
+    }
+
+    /// Ends a snapshot that was not made: stores the reason, or removes the item.
+    async fn end_snapshot(&self, id: ItemId, why: &BoxError, keeps: bool) -> Result<(), BoxError> {
+        if keeps && self.fail_snapshot(id.clone(), why).await.is_ok() {
+            return Ok(());
+        }
+        // A removal needs no space on the disk, which may be full.
+        self.on_store(move |store| store.remove(CatalogKind::Snapshot, &id))
+            .await
     }
 
     /// Stores why a snapshot was not made.
