@@ -105,7 +105,7 @@ pub fn proxy_answer(bytes: &[u8]) -> Option<(usize, bool)> {
 #[cfg(test)]
 mod tests {
     use crate::ShmPool;
-    use box_protocol::actions::{SLOT_BYTES, SLOTS};
+    use box_protocol::actions::{AgentChunk, AgentFileChunk, SLOT_BYTES, SLOTS};
 
     /// Calls `check` with each seed of a fuzz target.
     fn seeds(target: &str, check: impl Fn(&[u8])) {
@@ -131,6 +131,16 @@ mod tests {
         seeds("agent", |seed| {
             super::agent(std::str::from_utf8(seed).unwrap(), &pool);
         });
+    }
+
+    #[test]
+    fn seeds_with_slots_have_the_current_form() {
+        let output = include_str!("../../../fuzz/corpus/agent/in_slot").lines();
+        let mut output = output.skip(1).map(serde_json::from_str::<AgentChunk>);
+        assert!(output.all(|chunk| matches!(chunk, Ok(AgentChunk::InSlot(_)))));
+        let file = include_str!("../../../fuzz/corpus/agent/file").lines();
+        let mut file = file.skip(1).map(serde_json::from_str::<AgentFileChunk>);
+        assert!(file.all(|chunk| chunk.is_ok()));
     }
 
     #[test]
