@@ -9,7 +9,7 @@ use box_protocol::actions::{
     BoxForkParams, BoxSnapshotParams, BoxUpdateParams, CatalogDeleteParams, CatalogGetParams,
     CatalogListParams, CatalogPutParams,
 };
-use box_protocol::catalog::{CatalogItem, CatalogKind, ItemDraft, VolumeDraft};
+use box_protocol::catalog::{CatalogItem, CatalogKind, ItemDraft, ItemState, VolumeDraft};
 use box_protocol::{BoxId, Invalid, ItemRef, LifetimeChange, Name};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -99,8 +99,8 @@ async fn list_snapshots(context: Context, params: Params) -> Result {
     }
     asked.name = params.get("name").map(Name::new).transpose()?;
     let mut items = items(&context, asked).await?;
-    // The files of templates are no snapshots of a client.
-    items.retain(|item| !item.labels.contains_key(BUILT));
+    // The files of templates are no snapshots of a client, and clients see no state of a snapshot.
+    items.retain(|item| item.state == ItemState::Ready && !item.labels.contains_key(BUILT));
     let (items, next) = page(items, &params, ListOrder::Ascending, |item| item.id.clone())?;
     let body = items.iter().map(snapshot).collect();
     Ok(with_next(&Value::Array(body), next))

@@ -107,10 +107,13 @@ async fn create(context: Context, headers: HeaderMap, Json(request): Json<NewSan
         None => (BoxId::fresh(), IfExists::Fail),
     };
     let (spec, ready) = request.spec(&context, &id).await?;
+    let ready = ready
+        .map(|ready| Program::argv(until(&ready)))
+        .transpose()?;
     let created = context.create(&GATEWAY, spec, if_exists).await?;
     if let Some(ready) = ready {
         let box_id = &created.info.box_id;
-        let params = CommandStartParams::new(box_id.clone(), Program::argv(until(&ready))?);
+        let params = CommandStartParams::new(box_id.clone(), ready);
         let waited = wait_until_ready(&context, params, NEW_BOX_MS).await;
         if waited.is_err() {
             let _ = context.delete(box_id).await;

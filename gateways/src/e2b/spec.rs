@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use box_protocol::actions::CatalogGetParams;
-use box_protocol::catalog::{CatalogItem, CatalogKind, ItemContent};
+use box_protocol::catalog::{CatalogItem, CatalogKind, ItemContent, ItemState};
 use box_protocol::{
     BoxError, BoxId, Code, Defaults, Env, HOST_IMAGE, Invalid, ItemRef, Labels, Lifetime,
     LifetimeAction, Network, Note, SpecDraft, UnixMs, VolumeMount,
@@ -215,6 +215,10 @@ pub(super) async fn set_template(
             item: item.clone(),
         };
         match context.runtime().item(&context.caller, params).await {
+            Ok(found) if found.state != ItemState::Ready => {
+                let message = format!("snapshot {template:?} is not complete; create it again");
+                return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
+            }
             Ok(found) if !is_usable(&found) => {
                 let message = format!("template {template:?} is not built: {}", status_of(&found));
                 return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
