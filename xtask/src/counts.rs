@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_test_printed_is_not_counted_again() {
+    fn output_of_failed_tests_is_not_counted() {
         let lines = [
             "    test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
             "     Summary [   0.012s] 1 test run: 0 passed, 1 failed, 0 skipped",

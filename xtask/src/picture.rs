@@ -216,7 +216,7 @@ mod tests {
     use super::{draw, timeless};
 
     #[test]
-    fn what_is_typed_and_printed_is_drawn() {
+    fn typed_and_printed_text_is_drawn() {
         let picture = draw(&[("echo '<'", "<\nboxd: no\n".to_owned())]);
         assert!(picture.contains("echo &#x27;&lt;&#x27;"));
         assert!(picture.contains(">&lt;</text>"));

@@ -221,7 +221,7 @@ fn a_cleanup_keeps_named_and_recent_images() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_removed_and_the_living_keep_theirs() {
+fn files_of_dead_processes_are_removed_and_those_of_live_ones_kept() {
     let (_folder, store) = store();
     let digest = import(&store, "one", Some("app"));
     let alive = store.work().unwrap();

@@ -282,7 +282,7 @@ fn a_root_file_system_is_imported() {
 }
 
 #[test]
-fn a_layout_whose_files_lie_is_refused() {
+fn a_layout_with_false_metadata_is_refused() {
     let image = TestImage::small();
     let files = layout(&[(&image, "x")]);
     let at = TestStore::new();

@@ -190,7 +190,7 @@ async fn a_call_whose_box_ends_gets_the_reason_and_so_do_later_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_box_is_missing_for_that_reason() {
+async fn a_call_to_an_expired_idle_box_names_the_reason() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
     let me = Caller::Local;
     create(&runtime, &me).await.unwrap();
@@ -238,7 +238,7 @@ async fn a_dropped_call_is_cancelled_in_the_agent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_many_calls_in_one_box_are_refused_and_leave_room() {
+async fn calls_beyond_the_limit_of_a_box_are_refused_and_later_ones_accepted() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
     create(&runtime, &Caller::Local).await.unwrap();
     let calls: Vec<_> = (0..192).map(|_| stat(&runtime, "/slow")).collect();
@@ -252,7 +252,7 @@ async fn too_many_calls_in_one_box_are_refused_and_leave_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_many_bytes_in_one_box_are_refused_and_leave_room() {
+async fn bytes_beyond_the_limit_of_a_box_are_refused_and_later_ones_accepted() {
     let (runtime, _backend) = runtime(Shared::default(), seconds(100));
     create(&runtime, &Caller::Local).await.unwrap();
     let write = |path: &str, bytes: usize| {

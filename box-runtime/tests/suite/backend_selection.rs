@@ -121,7 +121,7 @@ async fn health_reports_missing_features() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_counts_boxes_and_room() {
+async fn status_counts_boxes_and_free_capacity() {
     let w = fixture();
     let status = w.runtime.status(&w.caller).await.unwrap();
     assert_eq!(

@@ -148,7 +148,7 @@ fn mount(path: &str) -> BoxMountSpec {
 }
 
 #[tokio::test(start_paused = true)]
-async fn extra_mounts_are_those_of_the_first_call() {
+async fn extra_mounts_cannot_change_after_the_first_call() {
     let w = fixture();
     let with = |mounts: Vec<BoxMountSpec>| spec("s", "true").extra_mounts(mounts);
     w.exec_spec(with(vec![mount("/a"), mount("/b")]))

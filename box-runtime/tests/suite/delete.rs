@@ -81,7 +81,7 @@ async fn a_forced_delete_also_ends_earlier_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exec_behind_a_delete_gets_a_new_box_of_any_shape() {
+async fn an_exec_behind_a_delete_gets_a_new_box_with_its_own_spec() {
     let w = fixture();
     w.backend.next_command(Reply::default().takes(seconds(10)));
     let running = w.begin("s", "job").await;
@@ -114,7 +114,7 @@ async fn an_exec_during_the_stop_waits_for_it_and_gets_a_new_box() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_deletes_delete_once() {
+async fn concurrent_deletes_delete_once() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.backend.next_stop(Trouble::Slow(seconds(1)));

@@ -177,7 +177,7 @@ async fn a_busy_box_has_the_status_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_withdrawn_call_kills_its_command_and_leaves_the_box() {
+async fn a_cancelled_call_kills_its_command_and_keeps_the_box() {
     let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     let running = w.begin("s", "sleep").await;
@@ -190,7 +190,7 @@ async fn a_withdrawn_call_kills_its_command_and_leaves_the_box() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_withdrawn_while_it_waits_never_runs() {
+async fn a_call_cancelled_in_the_queue_never_runs() {
     let w = fixture();
     w.backend
         .on_command("sleep", Reply::default().takes(seconds(5)));

@@ -120,7 +120,7 @@ async fn a_request_takes_a_prepared_box_and_the_pool_is_refilled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_no_waiting_box_fits_says_why() {
+async fn a_request_that_fits_no_waiting_box_gets_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let w = with_catalog(&directory);
     pool(&w, json!({"memory_mb": 64}), 1).await;
@@ -204,7 +204,7 @@ async fn old_and_dead_boxes_and_those_of_an_old_template_are_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_that_cannot_be_filled_says_why_and_retries() {
+async fn a_pool_that_cannot_be_filled_reports_the_reason_and_retries() {
     let directory = tempfile::tempdir().unwrap();
     let w = with_catalog(&directory);
     w.backend

@@ -40,7 +40,7 @@ async fn new_calls_are_refused_during_a_shutdown_but_health_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_wait_are_refused_and_not_begun() {
+async fn waiting_calls_are_refused_at_the_close() {
     let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
     let running = w.begin("s", "sleep").await;

@@ -153,7 +153,7 @@ async fn a_volume_in_use_is_neither_deleted_nor_resized() {
 }
 
 #[tokio::test]
-async fn a_failed_box_does_not_use_its_volumes_and_finds_them_again() {
+async fn a_failed_box_releases_its_volumes_and_gets_them_back_at_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let w = with_catalog(&directory);
     let data = volume(&w, "data").await;

@@ -98,7 +98,7 @@ fn denied_calls_return_the_errors_of_the_table() {
 }
 
 #[test]
-fn the_same_calls_return_other_results_outside() {
+fn system_calls_return_other_results_outside_a_box() {
     let same: Vec<_> = REFUSED
         .iter()
         // These would change the host or need a terminal, so they have no control.

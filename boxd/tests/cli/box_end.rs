@@ -31,7 +31,7 @@ fn a_full_quota_has_a_specific_message_and_exit_code() {
 }
 
 #[test]
-fn a_file_as_large_as_the_quota_refuses_writes_and_the_command_goes_on() {
+fn a_file_as_large_as_the_quota_refuses_writes_and_the_command_continues() {
     let workspace = tempfile::tempdir().unwrap();
     let mut run = boxd();
     run.args(["run", "--quota-mb", "8", "--workspace"])

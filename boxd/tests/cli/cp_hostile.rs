@@ -43,7 +43,7 @@ fn race_until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 #[test]
-fn links_swapped_in_during_an_upload_copy_nothing_of_the_host() {
+fn links_swapped_in_during_an_upload_copy_no_file_of_the_host() {
     let server = Server::start();
     server.ok(&["run", "--name", "b", "true"]);
     let path = tempfile::tempdir().unwrap();

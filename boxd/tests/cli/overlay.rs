@@ -415,7 +415,7 @@ fn a_box_is_compared_with_its_checkpoints_also_when_it_is_stopped() {
 }
 
 #[test]
-fn what_a_user_changed_is_kept_after_a_stop_a_start_and_a_fork() {
+fn changes_of_a_user_are_kept_after_a_stop_a_start_and_a_fork() {
     for user in users() {
         let (server, project) = (start(user), Project::new(user));
         let workspace = project.workspace();

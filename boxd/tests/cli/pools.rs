@@ -52,7 +52,7 @@ fn boxes(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_pool_gives_prepared_boxes_and_says_when_it_cannot() {
+fn a_pool_gives_prepared_boxes_or_the_reason_why_not() {
     for user in users() {
         let server = Server::of_user(tempfile::tempdir().unwrap(), user);
         let mark = mark();

@@ -132,7 +132,7 @@ fn a_box_begins_with_the_files_of_a_snapshot() {
 }
 
 #[test]
-fn a_machine_that_cannot_pause_a_box_says_once_what_to_do() {
+fn a_machine_that_cannot_pause_a_box_logs_the_remedy_once() {
     for user in users() {
         let server = start(user);
         server.ok(&["run", "--name", "b", "true"]);

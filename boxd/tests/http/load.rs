@@ -238,7 +238,7 @@ fn a_small_unread_body_leaves_the_connection_usable() {
 }
 
 #[test]
-fn a_server_without_descriptors_says_so_once_and_serves_again() {
+fn a_server_without_descriptors_logs_it_once_and_recovers() {
     let server = Setup::new()
         .with_tokens()
         .args(&["--listen", "tcp://127.0.0.1:0"])

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_boxes_lack_is_refused_by_its_name() {
+    fn features_that_boxes_lack_are_refused_by_name() {
         for (request, field) in [
             (json!({"proxy_config": {"rules": [1]}}), "proxy_config"),
             (json!({"mount_config": {"mounts": [1]}}), "mount_config"),

@@ -120,7 +120,7 @@ def test_the_tools_of_the_box_are_those_of_its_mcp_server(client):
         assert refused.value.status_code == 404
 
 
-def test_what_a_box_does_not_have_is_501(client):
+def test_groups_without_a_counterpart_are_501(client):
     """All methods of these groups of the SDK, with text for each argument that they need."""
     tried = 0
     for group in ["auth", "browser", "browser_page", "display", "proxy", "skills", "util"]:

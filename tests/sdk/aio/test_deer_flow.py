@@ -128,7 +128,7 @@ def test_downloads_are_whole_and_confined(client):
         assert refused.value.status_code == 400
 
 
-def test_a_closed_client_leaves_the_box_and_another_goes_on(box_url):
+def test_a_closed_client_keeps_the_box_for_another(box_url):
     from agent_sandbox import Sandbox
 
     first = Sandbox(base_url=box_url)

@@ -61,7 +61,7 @@ def test_an_unknown_session_is_404_and_nothing_runs(client):
     assert run(client, "test -e /tmp/ran").exit_code == 1
 
 
-def test_silence_returns_and_the_command_goes_on(client):
+def test_silence_returns_and_the_command_continues(client):
     session = client.shell.create_session().data.session_id
     result = run(client, "echo first; read line; echo got $line", id=session, no_change_timeout=1)
     assert (result.status, result.output, result.exit_code) == ("no_change_timeout", "first\n", None)

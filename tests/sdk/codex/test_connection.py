@@ -217,7 +217,7 @@ def test_files_of_several_megabytes(server, box):
 
 
 @pytest.mark.parametrize("member", [{"arg0": "other"}, {"enforceManagedNetwork": True}, {"env": {"A=B": "x"}}, {"argv": ["a\0b"]}])
-def test_what_a_box_cannot_do_is_refused(workspace, member):
+def test_unsupported_process_options_are_refused(workspace, member):
     with over_stdio(ours(), workspace) as peer:
         peer.initialize()
         params = {"processId": "p", "argv": ["true"], "cwd": workspace.as_uri(), "env": {}, "tty": False, **member}

@@ -315,7 +315,7 @@ def test_signals_and_the_end_of_a_process_tree(both):
     assert (terminated, code, left) == ({"running": True}, 137, {"stdout": b"0\n"})
 
 
-def test_what_the_client_asks_first(workspace):
+def test_the_first_requests_of_the_client(workspace):
     with over_stdio(ours(), workspace) as peer:
         peer.initialize()
         info = peer.call("environment/info")

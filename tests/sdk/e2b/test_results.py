@@ -213,7 +213,7 @@ def test_large_results_arrive_whole(code):
     assert table.data["n"] == list(range(400_000))
 
 
-def test_what_is_too_large_says_so(code):
+def test_sizes_beyond_a_limit_are_refused_with_the_limit(code):
     limit = "the values of a run have at most 10 MiB"
     (text,) = results(code, "'y' * 11_000_000")
     assert text.text.startswith("'yyy") and text.text.endswith("[truncated]") and len(text.text) < 2000

@@ -144,7 +144,7 @@ def test_an_unknown_template_is_named(server):
         Sandbox.create("no-such-template")
 
 
-def test_what_this_server_lacks_is_refused_with_a_reason(server):
+def test_unsupported_features_are_refused_with_a_reason(server):
     headers = {"X-API-KEY": TOKEN}
     api = f"{server.url}/e2b/api"
     for body, status, word in [

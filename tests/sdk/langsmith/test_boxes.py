@@ -199,7 +199,7 @@ async def test_boxes_survive_a_restart_of_the_server(own_server):
     assert await call(again.read, "/tmp/file") == b"kept"
 
 
-async def test_a_box_expires_and_says_when(client):
+async def test_a_box_expires_at_the_time_that_it_reports(client):
     option = "ttl_seconds" if HAS_TEMPLATES else "idle_ttl_seconds"
     box = await create(client, **{option: 60})
     assert getattr(box, option) == 60

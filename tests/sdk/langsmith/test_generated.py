@@ -131,7 +131,7 @@ async def test_every_box_of_a_list_can_be_deleted_while_it_is_read(sandboxes):
     assert sorted(seen) == names and await pages(boxes, name_contains=mark) == []
 
 
-async def test_what_lists_and_urls_do_not_have_is_refused(sandboxes):
+async def test_unsupported_fields_of_lists_and_urls_are_refused(sandboxes):
     boxes, name = sandboxes.boxes, new_name("g")
     await call(boxes.create, name=name, cpu_millicores=500)
     for filters in ({"created_by": "you"}, {"tag_value_id": ["x"]}):

@@ -133,7 +133,7 @@ async def test_a_restart_with_boxes_is_followed(own_server):
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-async def test_a_stopping_server_says_whether_commands_live_on(own_server, keeps):
+async def test_a_stopping_server_reports_whether_commands_continue(own_server, keeps):
     variables = {"BOXD_SERVER_KEEP_BOXES": "true"} if keeps else {}
     server = own_server(env={"BOXD_SERVER_DRAIN_SEC": "1", **variables})
     box = await create(server.client())

@@ -193,7 +193,7 @@ async def test_sizes_and_settings_are_applied(client):
         ({"run_config": {"user": "root"}}, "user"),
     ],
 )
-async def test_what_boxes_do_not_have_is_refused(client, options, field):
+async def test_fields_that_boxes_lack_are_refused(client, options, field):
     with pytest.raises(ValidationError) as refused:
         await create(client, **options)
     assert refused.value.field == field
@@ -240,7 +240,7 @@ async def test_a_box_on_an_image_may_have_a_user_of_the_image(own_server, image)
     assert refused.value.field == "user"
 
 
-async def test_input_is_closed_unless_it_is_asked_for(box):
+async def test_input_is_closed_unless_requested(box):
     assert (await call(box.run, "cat; echo end")).stdout == "end\n"
     handle = await call(box.run, "cat", wait=False, close_input=False)
     await call(handle.send_input, "typed")

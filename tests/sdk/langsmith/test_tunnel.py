@@ -93,7 +93,7 @@ async def test_connections_pass_through(box):
         await call(tunnel.close)
 
 
-async def test_too_many_connections_leave_the_others_alone(box):
+async def test_excess_connections_do_not_disturb_others(box):
     await echo_server(box)
     tunnel = await call(box.tunnel, 7007, local_port=free_port())
     connections = []

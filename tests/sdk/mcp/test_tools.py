@@ -83,7 +83,7 @@ async def test_errors_name_arguments_and_tools(tools):
 
 
 @pytest.mark.asyncio
-async def test_a_long_command_goes_on_and_takes_input(tools):
+async def test_a_long_command_continues_and_takes_input(tools):
     ran = await tools.call("run", command="read line; echo got $line; cat", input=True, wait_s=0)
     assert ran["running"] and "still running" in ran["said"]
     command = ran["command"]
@@ -311,7 +311,7 @@ async def test_two_clients_work_in_one_box_and_other_tokens_see_nothing(server, 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_client_goes_on_after_kill_9_of_the_server(own_server, mode):
+async def test_a_client_continues_after_kill_9_of_the_server(own_server, mode):
     server = own_server()
     async with server.client(mode) as tools:
         ran = await tools.call("run", command="echo begun; sleep 1000", wait_s=0)
@@ -327,7 +327,7 @@ async def test_a_client_goes_on_after_kill_9_of_the_server(own_server, mode):
 
 
 @pytest.mark.asyncio
-async def test_a_default_box_that_was_idle_is_new_and_says_so(own_server):
+async def test_an_expired_default_box_is_replaced_with_a_notice(own_server):
     server = own_server(env={"BOXD_RUNTIME_IDLE_TTL_SEC": "2"})
     async with server.client(MODES[-1]) as tools:
         await tools.call("write_file", path="note", content="one")

@@ -397,7 +397,7 @@ def test_the_file_of_variables_may_be_another(config):
         assert sandbox.commands.run("echo $STAYS").logs.stdout[0].text == "1"
 
 
-def test_what_is_not_served_is_refused(server, config):
+def test_unsupported_requests_are_refused(server, config):
     manager = managed(config)
     with pytest.raises(SandboxApiException) as error:
         sandboxes(config).create(HOST, connection_config=config, resource={"cpu": "1", "gpu": "1"})

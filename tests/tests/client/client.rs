@@ -45,7 +45,7 @@ async fn boxes_are_made_found_listed_used_and_deleted() {
 }
 
 #[tokio::test]
-async fn what_breaks_a_rule_is_refused_before_it_is_sent() {
+async fn invalid_parameters_are_refused_before_they_are_sent() {
     let served = served(&format!("queue:{}", fresh("rules")), boxes::router()).await;
     let work = served.client.create(SpecDraft::new("w")).await.unwrap();
     drop(served.server);
@@ -79,7 +79,7 @@ async fn what_breaks_a_rule_is_refused_before_it_is_sent() {
 }
 
 #[tokio::test]
-async fn a_box_may_be_ended_with_its_handle() {
+async fn a_box_can_end_when_its_handle_is_dropped() {
     let served = served(&format!("queue:{}", fresh("ephemeral")), boxes::router()).await;
     let client = &served.client;
     drop(client.create(SpecDraft::new("stays")).await.unwrap());
@@ -109,7 +109,7 @@ async fn an_absent_server_is_reported_at_once_or_waited_for() {
 }
 
 #[tokio::test]
-async fn a_client_shows_its_token_and_comes_back_by_itself() {
+async fn a_client_sends_its_token_again_when_it_reconnects() {
     let requires_token = async |endpoint: &Endpoint| {
         let listener = endpoint.listen(&ListenOptions::default()).await.unwrap();
         let auth = Auth::Tokens(Tokens::new([("tester".to_owned(), TOKEN.to_owned())]));

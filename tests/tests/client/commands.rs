@@ -201,7 +201,7 @@ async fn a_command_takes_input_until_it_ends() {
 }
 
 #[tokio::test]
-async fn a_killed_command_says_so_and_a_timeout_has_no_code() {
+async fn a_killed_command_has_that_reason_and_a_timeout_no_exit_code() {
     with_a_box(async |_, work| {
         let mut command = work
             .command("echo a; sleep 60")
@@ -232,7 +232,7 @@ async fn a_killed_command_says_so_and_a_timeout_has_no_code() {
 }
 
 #[tokio::test]
-async fn a_command_outlives_its_handle_unless_it_is_tied_to_it() {
+async fn a_command_outlives_its_handle_unless_killed_on_disconnect() {
     with_a_box(async |_, work| {
         let run = "sleep 0.3; echo done";
         drop(

@@ -31,7 +31,7 @@ async fn a_run_is_collected_piece_by_piece() {
 }
 
 #[tokio::test]
-async fn a_code_other_than_zero_is_the_runs_exit_code() {
+async fn a_nonzero_code_is_the_exit_code_of_the_run() {
     with_a_box(async |_, work| {
         let run = work.command("exit 7").cwd("/").execute().await.unwrap();
         assert_eq!((run.exit_code, run.success()), (Some(7), false));
@@ -41,7 +41,7 @@ async fn a_code_other_than_zero_is_the_runs_exit_code() {
 }
 
 #[tokio::test]
-async fn an_interpreters_error_is_the_runs() {
+async fn an_error_of_the_interpreter_is_the_error_of_the_run() {
     with_a_box(async |_, work| {
         let python = work.shell("py").python().open().await.unwrap();
         let run = python
@@ -78,7 +78,7 @@ async fn blank_commands_are_refused_before_anything_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_fails_is_an_error_not_a_run() {
+async fn a_failing_server_is_an_error_and_not_a_run() {
     let failed = box_client::BoxError::internal("boom");
     let script = ScriptedServer::new([Reply(vec![], Then::Refuse(failed.clone()))]);
     let error = script
@@ -112,7 +112,7 @@ async fn a_run_that_was_cut_has_no_exit_code() {
 }
 
 #[tokio::test]
-async fn a_run_in_a_shell_goes_where_it_is_sent_for_as_long_as_it_may() {
+async fn a_run_in_a_shell_has_its_directory_and_timeout() {
     let script = ScriptedServer::new([Reply(vec![out(0, "/var")], Then::Exit(0))]);
     let shell = script.work().await.shell("sess-1").open().await.unwrap();
     let run = shell
@@ -170,7 +170,7 @@ async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {
 }
 
 #[test]
-fn the_same_events_make_the_same_run_however_they_are_framed() {
+fn events_have_the_same_result_in_every_framing() {
     let events = [
         json!({"type": "init", "text": "exec-1", "timestamp": 1}),
         json!({"type": "stdout", "text": "hi", "timestamp": 2}),

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::support::with_a_box;
 
 #[tokio::test]
-async fn files_are_read_written_and_looked_for() {
+async fn files_are_read_written_and_searched() {
     with_a_box(async |_, work| {
         let files = work.files();
         let written = files
@@ -74,7 +74,7 @@ async fn files_are_read_written_and_looked_for() {
 }
 
 #[tokio::test]
-async fn large_files_come_and_go_in_pieces() {
+async fn large_files_are_transferred_in_pieces() {
     with_a_box(async |_, work| {
         let files = work.files();
         let large: Vec<u8> = (0_u32..2_700_000)
@@ -114,7 +114,7 @@ async fn large_files_come_and_go_in_pieces() {
 }
 
 #[tokio::test]
-async fn trees_come_and_go_as_archives() {
+async fn trees_are_transferred_as_archives() {
     with_a_box(async |_, work| {
         let files = work.files();
         files.write("/workspace/tree/a/one", "1").await.unwrap();

@@ -35,7 +35,7 @@ async fn connect(work: &BoxHandle) -> PortStream {
 }
 
 #[tokio::test]
-async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
+async fn bytes_flow_in_both_directions_and_each_direction_ends_separately() {
     with_a_box(async |served, work| {
         let refused = work.connect_port(PORT).await.unwrap_err();
         assert!(refused.is_unavailable(), "{refused:?}");

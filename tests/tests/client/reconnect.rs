@@ -120,7 +120,7 @@ async fn the_pauses_grow_and_the_sixth_loss_is_unavailable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_that_finds_no_server_is_a_loss_too() {
+async fn a_failed_connection_attempt_counts_as_a_loss() {
     let script = ScriptedServer::new([Reply(vec![started()], Then::Cut)]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     script.down.store(true, Ordering::SeqCst);
@@ -139,7 +139,7 @@ async fn an_attempt_that_finds_no_server_is_a_loss_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn output_forgets_the_losses_before_it() {
+async fn output_resets_the_count_of_losses() {
     let mut replies = vec![Reply(vec![started()], Then::Cut)];
     for n in 0..20 {
         replies.push(Reply(vec![], Then::Cut));
@@ -153,7 +153,7 @@ async fn output_forgets_the_losses_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_restarts_is_followed_at_once() {
+async fn a_client_reconnects_to_a_restarting_server_at_once() {
     let restart = |offset| Reply(vec![out(offset, ".")], Then::Restart);
     let script = ScriptedServer::new([
         Reply(vec![started()], Then::Restart),
@@ -190,7 +190,7 @@ async fn no_command_is_resumed_after_a_kill() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kill_returns_its_answer_and_the_exit_it_saw() {
+async fn a_kill_returns_the_exit_status() {
     for exit in [None, Some(Exit::by_signal(9, ExitWhy::Killed))] {
         let script = ScriptedServer::new([Reply(vec![started()], Then::Hang)]);
         let mut command = script.work().await.command("x").start().await.unwrap();
@@ -234,7 +234,7 @@ async fn a_command_killed_between_two_attempts_is_not_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_found_is_final() {
+async fn a_command_that_is_not_found_is_not_retried() {
     let gone = BoxError::not_found("no such command");
     let script = ScriptedServer::new([
         Reply(vec![started()], Then::Cut),
@@ -247,7 +247,7 @@ async fn what_is_not_found_is_final() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_a_hop_is_gone_is_a_loss() {
+async fn an_error_of_a_lost_hop_is_a_lost_connection() {
     for error in [
         BoxError::unavailable("no way on"),
         BoxError::cancelled("ending"),
@@ -345,7 +345,7 @@ async fn dropped_output_is_reported_with_its_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_sent_to_a_command_that_has_ended() {
+async fn no_input_is_sent_to_an_ended_command() {
     let script = ScriptedServer::new([Reply(vec![started()], Then::Exit(0))]);
     let mut command = script.work().await.command("x").start().await.unwrap();
     command.send_input("before").await.unwrap();
@@ -360,7 +360,7 @@ async fn nothing_is_sent_to_a_command_that_has_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_without_reconnection_is_not_waited_for() {
+async fn a_call_does_not_wait_for_a_connection_without_reconnection() {
     let script = ScriptedServer::new([Reply(vec![started()], Then::Cut)]);
     let peer = script.work().await;
     drop(peer);

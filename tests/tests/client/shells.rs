@@ -106,7 +106,7 @@ async fn a_lost_shell_is_replaced_for_the_run_created_first_and_released_after()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shell_is_replaced_once_not_again() {
+async fn a_shell_is_replaced_only_once() {
     let (script, shell) = scripted(0).await;
     script.refuse("shell.run", no_such_shell());
     script.refuse("shell.run", no_such_shell());
@@ -122,7 +122,7 @@ async fn a_shell_is_replaced_once_not_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_masks_no_run() {
+async fn a_failed_release_does_not_hide_the_result_of_a_run() {
     let (script, shell) = scripted(1).await;
     script.refuse("shell.run", broken());
     script.refuse("shell.delete", BoxError::internal("boom"));
@@ -133,7 +133,7 @@ async fn a_release_that_fails_masks_no_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_run_twice_without_need() {
+async fn a_run_is_repeated_only_if_its_shell_is_lost() {
     let (script, shell) = scripted(1).await;
     let run = shell.run("echo hello").await.unwrap();
     assert_eq!((run.replaced, shell.recovered()), (None, 0));
@@ -145,7 +145,7 @@ async fn nothing_is_run_twice_without_need() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_silence_limit_travels_with_everything() {
+async fn every_operation_sends_the_silence_limit() {
     let (script, shell) = scripted(2).await;
     script.refuse("shell.run", broken());
     shell.run("replaced").await.unwrap();
@@ -170,7 +170,7 @@ async fn the_silence_limit_travels_with_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_is_silent_for_too_long_is_left_to_itself() {
+async fn a_silent_run_continues_without_its_caller() {
     let stop = Then::Stop(box_client::ReadWhy::Silence);
     let script = ScriptedServer::new([Reply(vec![out(0, "a")], stop)]);
     let shell = script.work().await.shell("s").open().await.unwrap();
@@ -181,7 +181,7 @@ async fn a_run_that_is_silent_for_too_long_is_left_to_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn appends_at_once_lose_nothing() {
+async fn concurrent_appends_lose_nothing() {
     let (_script, shell) = scripted(0).await;
     let (one, two) = tokio::join!(
         shell.append("/mnt/data/log", "A\n"),
@@ -194,7 +194,7 @@ async fn appends_at_once_lose_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_download_is_its_chunks_joined() {
+async fn the_chunks_of_a_download_are_joined() {
     let (script, shell) = scripted(0).await;
     assert_eq!(
         &shell.download("/mnt/data/file").await.unwrap()[..],

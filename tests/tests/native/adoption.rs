@@ -205,7 +205,7 @@ fn check(bytes: &[u8], next: &mut u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
+async fn boxes_commands_logs_and_exits_survive_every_kill() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let mut host = Host::start(machine, state.path()).await.unwrap();
@@ -259,7 +259,7 @@ async fn boxes_commands_logs_and_ends_are_there_after_every_kill() {
 }
 
 #[tokio::test]
-async fn what_is_gone_is_swept_and_a_state_directory_has_one_user() {
+async fn remains_of_ended_boxes_are_removed_and_a_state_directory_has_one_server() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let seconds = mark();

@@ -61,7 +61,7 @@ async fn read(peer: &Peer, id: &str, from: u64) -> (Vec<u8>, u64, AgentCommand) 
 }
 
 #[tokio::test]
-async fn programs_and_directories_that_are_not_there_are_typed_errors() {
+async fn missing_programs_and_directories_are_typed_errors() {
     on_each_machine(async |machine| {
         let (id, agent) = machine.agent().await;
         let peer = agent.peer();
@@ -155,7 +155,7 @@ async fn a_detached_command_is_read_from_any_offset_and_waited_for() {
 }
 
 #[tokio::test]
-async fn killing_is_by_signal_then_the_tree_and_answered_when_it_is_gone() {
+async fn a_kill_sends_the_signal_then_kills_the_tree_and_returns_at_its_end() {
     on_each_machine(async |machine| {
         let (id, agent) = machine.agent().await;
         let peer = agent.peer();

@@ -82,7 +82,7 @@ async fn a_command_has_its_environment_directory_and_user_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_is_a_typed_error_and_the_box_lives() {
+async fn an_invalid_directory_is_a_typed_error_and_the_box_lives() {
     on_each_machine(async |machine| {
         let asked = spec(json!({"box_id": "cwd", "workdir": "/proc/nowhere", "cmd": "true"}));
         let error = machine.exec_spec(asked).await.unwrap_err();
@@ -94,7 +94,7 @@ async fn a_directory_that_cannot_be_is_a_typed_error_and_the_box_lives() {
 }
 
 #[tokio::test]
-async fn a_box_says_what_it_runs_on_and_what_it_goes_without() {
+async fn a_box_reports_its_backend_and_missing_features() {
     on_each_machine(async |machine| {
         let asked = spec(json!({"box_id": "facts", "image": "alpine:latest", "cmd": "true"}));
         machine.exec_spec(asked).await.unwrap();
@@ -127,7 +127,7 @@ async fn without_a_fork_server_a_call_is_unavailable_and_names_no_path() {
 }
 
 #[tokio::test]
-async fn images_are_directories_by_name_and_strictly_so_if_wanted() {
+async fn images_are_named_directories_and_strict_images_refuse_others() {
     on_each_machine(async |machine| {
         let mut config = machine.config();
         let image = machine.directory();

@@ -79,6 +79,6 @@ async fn round(machine: &Machine) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_update_and_an_exec_that_shall_go_on_outlive_a_kill() {
+async fn an_update_and_a_detached_exec_survive_a_kill_of_the_server() {
     on_each_machine(async |machine| round(machine).await).await;
 }

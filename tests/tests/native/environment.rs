@@ -59,7 +59,7 @@ async fn shell(machine: &Machine, id: &str) -> Result<String, BoxError> {
 }
 
 #[tokio::test]
-async fn a_file_of_the_box_is_between_its_defaults_and_what_is_asked_for() {
+async fn the_environment_file_of_a_box_overrides_defaults_and_yields_to_the_request() {
     on_each_machine(async |machine| {
         let asked = || json!({"C": "asked"});
         assert_eq!(
@@ -81,7 +81,7 @@ async fn a_file_of_the_box_is_between_its_defaults_and_what_is_asked_for() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_as_such_a_file_starts_nothing() {
+async fn an_invalid_environment_file_starts_nothing() {
     on_each_machine(async |machine| {
         for (make, want) in [
             ("mkdir /workspace/.env", Code::Validation),
@@ -111,7 +111,7 @@ async fn what_cannot_be_read_as_such_a_file_starts_nothing() {
 }
 
 #[tokio::test]
-async fn a_repeated_start_is_the_same_whatever_became_of_the_boxes_defaults() {
+async fn a_repeated_start_ignores_changed_defaults_of_the_box() {
     on_each_machine(async |machine| {
         exec(machine, "true", json!({})).await.unwrap();
         let (runtime, caller) = (&machine.runtime, Caller::Local);

@@ -138,7 +138,7 @@ async fn the_owner_of_a_box_gets_its_events_in_order() {
 }
 
 #[tokio::test]
-async fn a_box_that_fails_or_runs_out_of_memory_says_so() {
+async fn a_box_that_fails_or_runs_out_of_memory_reports_the_reason() {
     on_each_machine(async |machine| {
         if machine.lacks("cgroup.memory").await {
             return;
@@ -184,7 +184,7 @@ async fn a_box_whose_agent_dies_has_failed() {
 }
 
 #[tokio::test]
-async fn a_box_that_is_taken_over_says_so() {
+async fn an_adopted_box_reports_its_adoption() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();
@@ -215,7 +215,7 @@ async fn get(machine: &Machine, guest: bool) -> Result<BoxGetResult, BoxError> {
 }
 
 #[tokio::test]
-async fn the_inside_of_a_box_is_reported() {
+async fn user_interpreters_and_ports_of_a_box_are_reported() {
     on_each_machine(async |machine| {
         assert_eq!(get(machine, true).await.unwrap_err().code(), Code::NotFound);
         let server = "cd /tmp && python3 -m http.server 8123 > /dev/null 2>&1 & \

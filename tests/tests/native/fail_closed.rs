@@ -33,7 +33,7 @@ fn runtime_after(script: &str) -> (BoxRuntime, tempfile::TempDir) {
 }
 
 #[tokio::test]
-async fn a_box_without_a_primitive_it_needs_is_refused_by_name() {
+async fn a_box_is_refused_with_the_name_of_the_missing_primitive() {
     let exec = async |runtime: &BoxRuntime| {
         let asked = spec(json!({"box_id": "closed", "cmd": "echo ran"}));
         runtime.exec(&Caller::Local, params(asked)).await
@@ -55,7 +55,7 @@ async fn a_box_without_a_primitive_it_needs_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_strict_profile_refuses_a_box_that_goes_without_something() {
+async fn a_strict_profile_refuses_a_box_with_a_missing_feature() {
     on_each_machine(async |machine| {
         let (near, far) = box_transports::queue::pair(64);
         let _served = Session::start(far, machine.runtime.router(), Options::new(Caller::Local));

@@ -58,7 +58,7 @@ async fn a_fork_bomb_stops_at_the_limit() {
 
 /// Many small processes, each no larger than the agent.
 #[tokio::test]
-async fn when_memory_runs_out_commands_go_before_their_agent() {
+async fn the_kernel_kills_commands_before_the_agent_out_of_memory() {
     const CROWD: &str = "echo kept > /tmp/mark; \
         for i in $(seq 40); do (x=$(head -c 2M /dev/zero | tr '\\0' x); sleep 3) & all=\"$all $!\"; done; \
         for one in $all; do wait $one || echo killed; done";

@@ -39,7 +39,7 @@ async fn gone(machine: &Machine) {
 }
 
 #[tokio::test]
-async fn a_box_may_begin_with_a_command_and_end_with_it() {
+async fn a_box_can_start_with_a_main_command_and_end_with_it() {
     on_each_machine(async |machine| {
         let script = "echo $A; pwd; while [ ! -e /tmp/enough ]; do sleep 0.05; done";
         create(machine, &["sh", "-c", script], true).await.unwrap();
@@ -86,7 +86,7 @@ async fn a_box_may_begin_with_a_command_and_end_with_it() {
 }
 
 #[tokio::test]
-async fn a_box_may_outlive_the_command_it_begins_with_but_not_be_without() {
+async fn a_box_can_outlive_its_main_command_which_must_start() {
     on_each_machine(async |machine| {
         create(machine, &["sh", "-c", "exit 3"], false)
             .await

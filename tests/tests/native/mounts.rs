@@ -9,7 +9,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 #[tokio::test]
-async fn files_in_the_workspace_belong_to_who_owns_it() {
+async fn files_in_the_workspace_belong_to_its_owner() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         std::fs::write(dir.path().join("in"), "from outside").unwrap();
@@ -25,7 +25,7 @@ async fn files_in_the_workspace_belong_to_who_owns_it() {
 }
 
 #[tokio::test]
-async fn a_mount_is_read_only_if_asked_for_and_so_is_the_system() {
+async fn read_only_mounts_and_system_directories_refuse_writes() {
     on_each_machine(async |machine| {
         let (workspace, extra) = (machine.directory(), machine.directory());
         std::fs::write(extra.path().join("f"), "data").unwrap();
@@ -59,7 +59,7 @@ async fn a_mount_below_a_private_directory_is_visible() {
 }
 
 #[tokio::test]
-async fn a_writable_system_is_the_boxes_own() {
+async fn a_writable_root_belongs_to_one_box() {
     on_each_machine(async |machine| {
         let asked = spec(json!({"box_id": "rw", "read_only_rootfs": false,
             "cmd": "echo mine > /opt/x && echo mine > /x && cat /opt/x /x"}));
@@ -73,7 +73,7 @@ async fn a_writable_system_is_the_boxes_own() {
 }
 
 #[tokio::test]
-async fn a_source_that_is_not_there_or_a_link_is_refused_without_its_path() {
+async fn a_missing_or_linked_mount_source_is_refused_without_its_path() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         std::fs::create_dir(dir.path().join("real")).unwrap();
@@ -142,7 +142,7 @@ async fn content_known_by_its_digest_is_added_to_a_living_box() {
 }
 
 #[tokio::test]
-async fn content_that_is_not_what_its_digest_says_is_refused() {
+async fn mounted_content_with_another_digest_is_refused() {
     on_each_machine(async |machine| {
         let content = machine.directory();
         let (_, mount) = known_by_digest(content.path());
@@ -164,7 +164,7 @@ async fn content_that_is_not_what_its_digest_says_is_refused() {
 }
 
 #[tokio::test]
-async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
+async fn a_mount_is_added_to_one_running_box_only() {
     on_each_machine(async |machine| {
         let (first, second) = (machine.directory(), machine.directory());
         std::fs::write(first.path().join("f"), "first").unwrap();
@@ -203,7 +203,7 @@ async fn a_mount_is_added_to_a_living_box_and_stays_its_own() {
 }
 
 #[tokio::test]
-async fn a_mount_to_write_to_is_for_what_is_started_after_it() {
+async fn commands_see_a_writable_mount_only_if_they_start_after_it() {
     on_each_machine(async |machine| {
         let (before, added) = (machine.directory(), machine.directory());
         // A thread that touches files, and a program, which both start before.
@@ -290,7 +290,7 @@ async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
 }
 
 #[tokio::test]
-async fn a_quota_is_over_everything_that_a_box_can_write_to() {
+async fn a_quota_covers_everything_that_a_box_can_write() {
     on_each_machine(async |machine| {
         let (one, two, given) = (machine.directory(), machine.directory(), machine.directory());
         std::fs::write(given.path().join("large"), vec![1; 20 << 20]).unwrap();
@@ -402,7 +402,7 @@ async fn a_box_that_fills_its_workspace_with_empty_files_is_ended() {
 }
 
 #[tokio::test]
-async fn directories_asked_for_in_a_workspace_are_made_by_its_owner() {
+async fn requested_directories_in_a_workspace_belong_to_its_owner() {
     on_each_machine(async |machine| {
         let (workspace, elsewhere) = (machine.directory(), machine.directory());
         std::fs::create_dir(workspace.path().join("old")).unwrap();

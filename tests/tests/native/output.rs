@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 #[tokio::test]
-async fn a_command_opens_its_streams_by_their_names() {
+async fn a_command_opens_its_streams_by_path() {
     on_each_machine(async |machine| {
         let cmd = "echo out > /dev/stdout; echo err > /dev/stderr; echo more >> /proc/self/fd/1";
         let result = machine.exec("names", cmd).await;

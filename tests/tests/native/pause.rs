@@ -92,7 +92,7 @@ async fn a_paused_box_is_frozen_refuses_calls_and_resumes() {
 }
 
 #[tokio::test]
-async fn a_box_that_may_be_woken_is() {
+async fn a_call_wakes_a_box_that_allows_it() {
     on_each_machine(async |machine| {
         if machine.lacks("cgroup.freeze").await {
             return;

@@ -129,7 +129,7 @@ async fn http_passes_through() {
 }
 
 #[tokio::test]
-async fn a_mebibyte_goes_and_comes_back_over_both_kinds_of_address() {
+async fn a_mebibyte_is_echoed_over_ipv4_and_ipv6() {
     on_each_machine(async |machine| {
         for host in ["'127.0.0.1'", "'::1'"] {
             serve(machine, &ECHO.replace("HOST", host)).await;

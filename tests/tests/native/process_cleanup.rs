@@ -138,7 +138,7 @@ async fn deleting_a_box_ends_a_running_command() {
 }
 
 #[tokio::test]
-async fn a_background_child_that_holds_stdout_does_not_hold_the_call() {
+async fn a_background_child_with_open_stdout_does_not_delay_the_result() {
     on_each_machine(async |machine| {
         let result = machine.exec("held", "sleep 86406 & echo $!").await;
         let pid = printed(&result).to_owned();
@@ -167,7 +167,7 @@ async fn boxes_die_with_their_runtime() {
 }
 
 #[tokio::test]
-async fn a_box_that_is_given_up_is_cleaned_up_all_the_same() {
+async fn an_abandoned_box_is_cleaned_up() {
     on_each_machine(async |machine| {
         let state = tempfile::tempdir().unwrap();
         let mut native = machine.config();

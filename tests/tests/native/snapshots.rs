@@ -275,7 +275,7 @@ async fn a_paused_box_stays_paused_and_can_be_resumed_during_a_snapshot() {
 }
 
 #[tokio::test]
-async fn a_box_that_ends_meanwhile_or_is_gone_makes_no_snapshot() {
+async fn a_box_that_has_ended_or_ends_during_a_snapshot_makes_none() {
     on_each_machine(async |machine| {
         let place = machine.directory();
         let running = DirectBox::start(machine, json!({}), &[]).await;

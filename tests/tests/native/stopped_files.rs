@@ -353,7 +353,7 @@ async fn a_stop_that_nothing_waits_for_has_no_effect_or_completes() {
 }
 
 #[tokio::test]
-async fn calls_that_stop_a_box_at_once_have_one_result() {
+async fn concurrent_stops_of_a_box_have_one_result() {
     on_each_machine(async |machine| {
         let place = Place::new(machine);
         for (number, more) in kinds().iter().cycle().take(8).enumerate() {

@@ -180,7 +180,7 @@ async fn a_box_whose_server_dies_before_it_has_a_record_ends_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stuck_agent_keeps_no_server_from_being_ready() {
+async fn a_server_becomes_ready_with_a_stuck_agent() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let mark = mark();
@@ -259,7 +259,7 @@ async fn a_stuck_agent_keeps_no_server_from_being_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_box_that_ends_during_the_adoption_costs_no_stopped_box_its_files() {
+async fn a_box_that_ends_during_adoption_does_not_remove_files_of_stopped_boxes() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let mark = mark();
@@ -311,7 +311,7 @@ fn groups(parent: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_groups_of_adopted_boxes_go_with_them() {
+async fn cgroups_of_adopted_boxes_are_removed_with_them() {
     on_each_machine(async |machine| {
         let (state, parent) = (machine.directory(), cgroup_parent(machine));
         let host = Host::start(machine, state.path()).await.unwrap();
@@ -350,7 +350,7 @@ time.sleep(86400)
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_is_not_the_box_is_not_ended_for_it() {
+async fn a_process_that_impersonates_an_agent_is_not_killed() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();
@@ -395,7 +395,7 @@ fn is_listening(socket: &Path, pid: i32) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_into_a_stuck_box_is_answered_and_says_so() {
+async fn a_call_into_a_stuck_box_fails_with_the_reason() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();
@@ -462,7 +462,7 @@ impl Drop for FrozenProcess {
 
 /// A frozen process stands for one in an uninterruptible sleep of the kernel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_left_of_a_box_goes_when_it_ends_long_after_it_was_deleted() {
+async fn remains_of_a_box_are_removed_when_it_ends_late() {
     on_each_machine(async |machine| {
         let (state, mark) = (machine.directory(), mark());
         let host = Host::start(machine, state.path()).await.unwrap();

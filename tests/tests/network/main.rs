@@ -244,7 +244,7 @@ fn run_network(seed: u64) {
 }
 
 #[test]
-fn twenty_thousand_calls_over_a_network_that_cuts_lose_nothing_and_repeat_nothing() {
+fn twenty_thousand_calls_over_cut_connections_run_exactly_once() {
     let seed = std::env::var("BOX_SEED")
         .ok()
         .and_then(|seed| seed.parse().ok())

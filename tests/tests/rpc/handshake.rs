@@ -185,7 +185,7 @@ impl ReceiveHalf for AbandonedReceiver {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_given_up_serves_nothing_to_a_peer_that_speaks_too_late() {
+async fn a_connection_that_timed_out_ignores_late_messages() {
     let (to_server, from_client) = unbounded_channel();
     let (to_client, _from_server) = unbounded_channel();
     let options = Options::new(auth(true));
@@ -221,7 +221,7 @@ fn with_tokens() -> (Session, Session) {
 }
 
 #[tokio::test]
-async fn no_wrong_token_opens_and_none_is_shown() {
+async fn wrong_tokens_are_refused_and_no_message_contains_one() {
     let wrong = [
         "",
         "x",
@@ -259,7 +259,7 @@ async fn no_wrong_token_opens_and_none_is_shown() {
 }
 
 #[tokio::test]
-async fn a_browser_at_a_token_port_gets_no_answer() {
+async fn a_browser_gets_no_response_from_a_port_with_tokens() {
     let setup = Setup::new(Transport::Tcp, Dialect::JsonRpc, "");
     let (address, _place) = setup.address().await;
     for request in [
@@ -290,7 +290,7 @@ async fn a_call_after_a_refused_hello_is_not_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_but_a_hello_keeps_an_unknown_peer_connected() {
+async fn only_a_hello_keeps_an_unauthenticated_peer_connected() {
     let strangers = [
         r#"{"jsonrpc":"2.0","id":1,"result":{}}"#,
         r#"{"jsonrpc":"2.0","method":"hello","params":{}}"#,
@@ -383,7 +383,7 @@ async fn taken_for(text: &str, known: Option<Tokens>, tokens: [&str; 2]) -> Stri
 }
 
 #[tokio::test]
-async fn a_token_names_its_caller_and_without_one_the_transport_does() {
+async fn the_caller_is_named_by_its_token_or_else_by_the_transport() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let socket = format!("unix:{}", socket.display());

@@ -34,7 +34,7 @@ async fn pings_fill_the_silence_and_three_unanswered_end_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_that_is_expected_ends_nothing_until_it_is_not_expected_any_more() {
+async fn expected_silence_does_not_close_a_connection() {
     let (session, mut raw) =
         against_a_script_with(Dialect::JsonRpc, |limits| limits.heartbeat = Some(BEAT)).await;
     session.peer().expect_silence(true);
@@ -76,7 +76,7 @@ async fn a_ping_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_box_peers_stay_connected_through_any_silence() {
+async fn two_idle_peers_stay_connected() {
     let setup = Setup::in_process(Dialect::JsonRpc);
     let beat = |limits: &mut box_tests::fixture::TestLimits| limits.heartbeat_ms = Some(15_000);
     let fixture = setup.client(beat).server(beat).start().await;

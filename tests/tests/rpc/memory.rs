@@ -52,7 +52,7 @@ const MIB: usize = 1 << 20;
 /// Answers of 64 KiB each, which the peer does not read: their bytes are bounded, and the other
 /// calls fail with the reason.
 #[tokio::test]
-async fn what_one_peer_does_not_read_is_bounded() {
+async fn unread_answers_of_one_peer_are_bounded() {
     for dialect in [Dialect::JsonRpc, Dialect::LangBot] {
         let setup = Setup::in_process(dialect).server(|limits| {
             limits.in_flight = Some(1000);
@@ -91,7 +91,7 @@ async fn what_one_peer_does_not_read_is_bounded() {
 /// Peers that never read, each within its bound. The process stays within the global bound, and
 /// frees the memory later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_all_peers_do_not_read_is_bounded() {
+async fn unread_answers_of_all_peers_are_bounded() {
     let setup = || {
         Setup::in_process(Dialect::JsonRpc).server(|limits| {
             limits.in_flight = Some(1000);

@@ -39,7 +39,7 @@ fn quick() -> ReconnectOptions {
 }
 
 #[tokio::test]
-async fn a_link_comes_back_says_hello_again_and_fails_calls_in_between() {
+async fn a_reconnected_client_authenticates_again_and_calls_in_between_fail() {
     let directory = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", directory.path().join("s").display());
     for text in [
@@ -130,7 +130,7 @@ async fn attempts_become_rarer_up_to_a_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_can_hurry_it() {
+async fn a_caller_can_force_an_attempt() {
     let (connector, tries) = nowhere();
     let link = Reconnecting::with_connector(connector, ReconnectOptions::default());
     tokio::time::sleep(Duration::from_mins(1)).await;
@@ -158,7 +158,7 @@ async fn a_single_attempt_fails_at_once_with_its_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_bye_for_a_restart_it_comes_back_at_once() {
+async fn a_client_reconnects_at_once_after_a_bye_for_a_restart() {
     let (give, mut take) = tokio::sync::mpsc::unbounded_channel();
     let connector: box_transports::reconnecting::Connector = Box::new(move || {
         let give = give.clone();

@@ -102,7 +102,7 @@ async fn close_lets_running_calls_answer_and_refuses_new_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_ends_what_is_not_done_in_time() {
+async fn close_ends_calls_that_exceed_its_time_limit() {
     let (server, mut raw) = Setup::in_process(Dialect::JsonRpc).server_session().await;
     raw.call(1, "wait", &json!({"n": 3_600_000})).await;
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -173,7 +173,7 @@ fn endpoints(directory: &Path) -> [Endpoint; 4] {
 
 /// Single-threaded, so that nothing happens between the end of `close` and the next line.
 #[tokio::test]
-async fn a_closed_server_leaves_its_address_to_the_next_at_once() {
+async fn the_address_of_a_closed_server_is_free_at_once() {
     let directory = tempfile::tempdir().unwrap();
     for endpoint in endpoints(directory.path()) {
         let first = serve(&endpoint).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_closed_server_leaves_its_address_to_the_next_at_once() {
 }
 
 #[tokio::test]
-async fn a_server_that_still_answers_has_left_its_address_to_the_next() {
+async fn a_draining_server_frees_its_address_for_the_next() {
     let directory = tempfile::tempdir().unwrap();
     for endpoint in endpoints(directory.path()) {
         let first = serve(&endpoint).await.unwrap();

@@ -119,7 +119,7 @@ fn a_box_on_a_snapshot_continues_with_the_changes_of_the_workspace() {
 }
 
 #[test]
-fn what_a_box_changed_since_its_image_is_listed() {
+fn changes_of_a_box_since_its_image_are_listed() {
     for server in SERVERS.iter() {
         let image = server.image();
         let image_path = image.path().canonicalize().unwrap();

@@ -321,7 +321,7 @@ async fn a_box_starts_the_command_of_its_image_as_its_main_command() {
 }
 
 #[test]
-fn what_cannot_be_an_image_is_refused_by_name() {
+fn invalid_image_files_are_refused_with_a_reason() {
     let machine = Machine::new("root");
     let server = machine.serve();
     let file = |name: &str, content: &[u8]| {

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::{attach, get, run, text, with_box};
 
 #[tokio::test]
-async fn commands_end_by_timeout_and_when_they_are_left_alone() {
+async fn commands_end_at_their_timeout_and_at_their_unread_limit() {
     with_box(async |machine| {
         let seconds = mark();
         let stubborn =
@@ -85,7 +85,7 @@ async fn a_caller_that_disconnects_ends_its_command_unless_asked_otherwise() {
 }
 
 #[tokio::test]
-async fn records_expire_and_later_calls_say_so() {
+async fn calls_about_expired_records_name_the_expiry() {
     with_box(async |machine| {
         let short = json!({"command_id": "short", "retain_ms": 100});
         run(machine, text("echo x", short)).await.unwrap();

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{attach, get, kill, read_through, run, text, with_box};
 
 #[tokio::test]
-async fn output_is_read_from_any_place_by_many_at_once() {
+async fn concurrent_readers_read_output_from_any_offset() {
     with_box(async |machine| {
         let script = "for i in 1 2 3 4 5; do echo line $i; sleep 0.05; done";
         run(machine, text(script, json!({"command_id": "lines"})))
@@ -54,7 +54,7 @@ async fn output_is_read_from_any_place_by_many_at_once() {
 }
 
 #[tokio::test]
-async fn readers_stop_when_they_have_waited_enough_and_the_command_continues() {
+async fn readers_stop_at_their_limits_and_the_command_continues() {
     with_box(async |machine| {
         let script = "echo a; sleep 0.3; echo b; sleep 60";
         run(machine, text(script, json!({"command_id": "slow"})))
@@ -122,7 +122,7 @@ async fn a_reader_without_time_gets_all_that_the_log_holds() {
 }
 
 #[tokio::test]
-async fn one_reader_may_have_it_alone() {
+async fn a_reader_can_be_exclusive() {
     with_box(async |machine| {
         run(machine, text("sleep 600", json!({"command_id": "x"})))
             .await
@@ -153,7 +153,7 @@ async fn one_reader_may_have_it_alone() {
 }
 
 #[tokio::test]
-async fn a_full_log_waits_for_its_reader_and_forgets_without_one() {
+async fn a_full_log_waits_for_its_reader_and_drops_output_without_one() {
     with_box(async |machine| {
         let flood = "seq 1 400000";
         let expected: usize = (1..=400_000).map(|n: u32| n.to_string().len() + 1).sum();

@@ -41,7 +41,7 @@ async fn a_command_is_streamed_in_the_order_it_writes() {
 }
 
 #[tokio::test]
-async fn words_run_as_they_are_and_texts_in_a_shell() {
+async fn arguments_run_directly_and_texts_in_a_shell() {
     with_box(async |machine| {
         let words = start(json!({"argv": ["echo", "$HOME", "a b"]}), json!({}));
         assert_eq!(read_through(machine, words).await.0.text(), "$HOME a b\n");
@@ -85,7 +85,7 @@ async fn words_run_as_they_are_and_texts_in_a_shell() {
 }
 
 #[tokio::test]
-async fn an_id_starts_once_however_often_it_is_asked_for() {
+async fn a_command_id_starts_only_once() {
     with_box(async |machine| {
         let params = || {
             text(
@@ -119,7 +119,7 @@ async fn an_id_starts_once_however_often_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_held_command_begins_with_its_first_reader() {
+async fn a_held_command_starts_with_its_first_reader() {
     with_box(async |machine| {
         let held = json!({"command_id": "h", "hold": true});
         let result = run(machine, text("echo begun | tee /tmp/held", held))
@@ -145,7 +145,7 @@ async fn a_held_command_begins_with_its_first_reader() {
 }
 
 #[tokio::test]
-async fn of_those_who_replace_a_command_at_once_each_has_its_own() {
+async fn concurrent_replacements_of_a_command_each_get_their_own() {
     with_box(async |machine| {
         let params = |number: usize| {
             let more = json!({"command_id": "place", "replace": true, "on_disconnect": "keep"});

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{attach, input, run, text, with_box};
 
 #[tokio::test]
-async fn input_is_written_closed_and_refused_afterwards() {
+async fn input_after_the_close_is_refused() {
     with_box(async |machine| {
         let open = json!({"command_id": "cat", "stdin": "open"});
         run(machine, text("cat; echo end", open)).await.unwrap();
@@ -82,7 +82,7 @@ async fn input_that_a_command_does_not_read_in_time_is_counted() {
 }
 
 #[tokio::test]
-async fn a_background_child_that_holds_stdin_does_not_hold_the_end() {
+async fn a_background_child_with_open_stdin_does_not_delay_the_exit() {
     with_box(async |machine| {
         // The child has the unread input on another descriptor, because a shell redirects the
         // standard input of background processes.
@@ -104,7 +104,7 @@ async fn a_background_child_that_holds_stdin_does_not_hold_the_end() {
 }
 
 #[tokio::test]
-async fn a_command_may_have_a_terminal() {
+async fn a_command_can_have_a_terminal() {
     with_box(async |machine| {
         let script = "tty; stty size; read line; echo got $line; trap 'stty size; exit 4' WINCH; echo ready; sleep 600 & wait";
         let pty = json!({"command_id": "t", "pty": {"cols": 91, "rows": 17}});

@@ -6,7 +6,7 @@ use box_runtime::Caller;
 use super::*;
 
 #[tokio::test]
-async fn a_name_that_is_allowed_is_reached_and_another_is_not_there() {
+async fn an_allowed_name_is_reachable_and_another_does_not_resolve() {
     let server = Server::http("127.0.0.7", "hello from outside");
     let port = server.port();
     let set_up = |config: &mut NativeConfig| {
@@ -42,7 +42,7 @@ async fn a_name_that_is_allowed_is_reached_and_another_is_not_there() {
 }
 
 #[tokio::test]
-async fn addresses_are_reached_over_both_kinds_and_what_is_not_listed_is_refused() {
+async fn allowed_addresses_are_reachable_over_ipv4_and_ipv6_and_others_refused() {
     let (four, six) = (
         Server::http("127.0.0.7", "four"),
         Server::http("::1", "six"),

@@ -51,7 +51,7 @@ print(udp(ask(no)), udp(ask([b'yes', b'test', b'evil'])), udp(ask([b'yes\\0', b'
 }
 
 #[tokio::test]
-async fn garbage_and_floods_are_survived_and_other_messages_get_nowhere() {
+async fn dns_survives_garbage_and_floods_and_other_datagrams_are_refused() {
     on_each_machine_set_up(TEST_LIMIT, set_up, async |machine| {
         let text = format!(
             "{ASK}

@@ -137,7 +137,7 @@ impl SlowHost {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_dialled_when_the_runtime_dies_is_dialled_by_the_next() {
+async fn a_connection_attempt_is_repeated_by_the_next_runtime() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         let slow = SlowHost::start();
@@ -186,7 +186,7 @@ os.rename('/tmp/part', '/tmp/got')",
 }
 
 #[tokio::test]
-async fn a_connection_that_is_given_up_while_it_is_dialled_ends_outside_too() {
+async fn an_abandoned_connection_attempt_ends_outside_the_box() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         let slow = SlowHost::start();
@@ -209,7 +209,7 @@ async fn a_connection_that_is_given_up_while_it_is_dialled_ends_outside_too() {
 }
 
 #[tokio::test]
-async fn connections_from_one_port_to_two_hosts_are_not_taken_for_each_other() {
+async fn connections_from_one_port_to_two_hosts_are_distinct() {
     let (one, two) = (
         Server::http("127.0.0.7", "one"),
         Server::http("127.0.0.8", "two"),

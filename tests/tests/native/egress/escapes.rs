@@ -8,7 +8,7 @@ fn set_up(config: &mut NativeConfig) {
 }
 
 #[tokio::test]
-async fn the_machines_loopback_is_reached_by_no_name_and_no_number() {
+async fn no_name_and_no_address_reaches_the_loopback_of_the_host() {
     let secret = Server::http("127.0.0.1", "secret");
     let port = secret.port();
     // The control: the server exists, and the same command reaches it from outside.
@@ -64,7 +64,7 @@ async fn the_machines_loopback_is_reached_by_no_name_and_no_number() {
 }
 
 #[tokio::test]
-async fn egress_sockets_abstract_sockets_and_other_boxes_are_no_way_out() {
+async fn egress_sockets_abstract_sockets_and_other_boxes_are_unreachable() {
     use std::os::linux::net::SocketAddrExt as _;
     let name = format!("box-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();

@@ -19,7 +19,7 @@ fn to_peer(config: &mut NativeConfig) {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_are_refused_and_there_is_room_again_when_one_ends() {
+async fn connections_beyond_the_limit_are_refused_until_one_ends() {
     let server = echo();
     let set_up = |config: &mut NativeConfig| {
         to_peer(config);
@@ -47,7 +47,7 @@ print(type(again).__name__)",
 }
 
 #[tokio::test]
-async fn connections_that_come_too_fast_wait_and_are_not_refused() {
+async fn connections_beyond_the_rate_wait_and_are_not_refused() {
     let server = echo();
     let set_up = |config: &mut NativeConfig| {
         to_peer(config);
@@ -78,7 +78,7 @@ print(said.count(b'x'), time.monotonic() - begun > 2)",
 }
 
 #[tokio::test]
-async fn bytes_beyond_the_limit_cut_the_connection_and_those_after_it() {
+async fn connections_are_cut_at_the_byte_limit_of_their_box() {
     let server = echo();
     let set_up = |config: &mut NativeConfig| {
         to_peer(config);
@@ -105,7 +105,7 @@ print(word(pump) in ('ECONNRESET', 'EPIPE'), word(lambda: first('peer.test', {po
 }
 
 #[tokio::test]
-async fn the_operators_proxy_gets_the_name() {
+async fn the_proxy_of_the_operator_gets_the_host_name() {
     let target = Server::http("127.0.0.7", "through the proxy");
     let (asked, heads) = std::sync::mpsc::channel();
     let to = target.address;

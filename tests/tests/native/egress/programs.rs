@@ -38,7 +38,7 @@ fn served(directory: &Path, under: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn packages_are_downloaded_by_pip_and_looked_at_by_npm() {
+async fn pip_downloads_packages_and_npm_reads_their_metadata() {
     const WHEEL: &str = "demo-1.2.3-py3-none-any.whl";
     let dir = tempfile::tempdir().unwrap();
     let make = format!(

@@ -20,7 +20,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn much_goes_both_ways_and_each_way_ends_by_itself() {
+async fn many_bytes_flow_in_both_directions_and_each_direction_ends_separately() {
     // Reads to the end of input and only then answers, which needs a half-closed connection.
     let server = Server::start("127.0.0.7", |mut stream| {
         let mut all = Vec::new();
@@ -61,7 +61,7 @@ print(back[0], bytes(back[1:]) == whole, len(back))",
 }
 
 #[tokio::test]
-async fn a_reset_is_a_reset_and_an_end_is_an_end_on_the_other_side() {
+async fn resets_and_ends_of_connections_are_passed_on() {
     let server = Server::start("127.0.0.7", |mut stream| {
         let mut how = [0];
         if stream.read(&mut how).unwrap_or(0) == 1 && &how == b"r" {
@@ -118,7 +118,7 @@ print(sum(struct.unpack('>I', s.recv(4))[0] == n for n, s in enumerate(all)))",
 }
 
 #[tokio::test]
-async fn slow_ends_lose_nothing_and_delay_no_other_connection() {
+async fn slow_peers_lose_nothing_and_delay_no_other_connection() {
     let server = Server::start("127.0.0.7", |mut stream| {
         let mut how = [0];
         let _ = stream.read(&mut how);

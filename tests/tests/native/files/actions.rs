@@ -134,7 +134,7 @@ async fn directories_are_listed_in_order_and_in_pages() {
 }
 
 #[tokio::test]
-async fn files_are_found_by_pattern_and_their_lines_too() {
+async fn files_and_their_lines_are_found_by_pattern() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "find").await;
         inside
@@ -220,7 +220,7 @@ async fn text_is_replaced_and_the_mode_stays() {
 }
 
 #[tokio::test]
-async fn things_are_moved_copied_made_and_removed() {
+async fn files_are_moved_copied_created_and_removed() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "things").await;
         inside
@@ -259,7 +259,7 @@ async fn things_are_moved_copied_made_and_removed() {
 }
 
 #[tokio::test]
-async fn uploads_come_in_pieces_that_may_come_again() {
+async fn pieces_of_uploads_can_be_repeated() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "upload").await;
         let whole: Vec<u8> = (0..100_000_u32).flat_map(u32::to_le_bytes).collect();

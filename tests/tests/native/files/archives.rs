@@ -67,7 +67,7 @@ impl BoxFiles<'_> {
 }
 
 #[tokio::test]
-async fn a_tree_goes_out_and_in_again() {
+async fn a_tree_is_packed_and_unpacked() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "tree").await;
         let long = "n".repeat(120);
@@ -163,7 +163,7 @@ async fn a_hostile_archive_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn links_in_an_archive_are_made_and_never_followed() {
+async fn links_in_an_archive_are_created_and_never_followed() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "links").await;
         inside

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::BoxFiles;
 
 #[tokio::test]
-async fn what_is_not_there_is_not_found() {
+async fn missing_files_are_not_found() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "absent").await;
         let none = "/tmp/no/such";
@@ -176,7 +176,7 @@ async fn invalid_requests_are_refused_as_such() {
 }
 
 #[tokio::test]
-async fn what_is_in_the_way_is_a_conflict() {
+async fn an_existing_file_in_the_way_is_a_conflict() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "way").await;
         let first = inside.write("/tmp/f", "one").await;
@@ -223,7 +223,7 @@ async fn what_is_in_the_way_is_a_conflict() {
 }
 
 #[tokio::test]
-async fn what_is_too_much_is_refused_by_its_limit() {
+async fn excess_is_refused_with_the_name_of_the_limit() {
     on_each_machine(async |machine| {
         let workspace = machine.directory();
         let quota = json!({"host_path": workspace.path(), "workspace_quota_mb": 1});
@@ -306,7 +306,7 @@ async fn a_box_full_of_processes_still_answers() {
 }
 
 #[tokio::test]
-async fn a_move_never_loses_what_a_copy_leaves_out() {
+async fn a_move_never_loses_files_that_a_copy_omits() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "names").await;
         // Names that are not UTF-8, and names of the agent's hidden files.

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::BoxFiles;
 
 #[tokio::test]
-async fn nothing_leads_out_of_the_root() {
+async fn no_path_leads_out_of_the_root() {
     on_each_machine(async |machine| {
         let (outside, workspace) = (machine.directory(), machine.directory());
         let secret = outside.path().join("secret");

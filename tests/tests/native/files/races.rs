@@ -12,7 +12,7 @@ use serde_json::json;
 use super::BoxFiles;
 
 #[tokio::test]
-async fn of_two_appenders_no_line_is_lost() {
+async fn no_line_of_two_appenders_is_lost() {
     const LINES: usize = 5000;
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "append").await;
@@ -160,7 +160,7 @@ async fn looked_at(inside: BoxFiles<'_>, mut seen: [usize; 2]) -> [usize; 2] {
 }
 
 #[tokio::test]
-async fn a_walk_never_goes_through_a_link_that_was_a_directory() {
+async fn a_walk_does_not_follow_a_link_that_replaced_a_directory() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "walk").await;
         inside

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::BoxFiles;
 
 #[tokio::test]
-async fn calls_that_are_dropped_half_way_spoil_nothing_for_others() {
+async fn dropped_calls_do_not_disturb_others() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "slots").await;
         let whole: Vec<u8> = (0..=250_u8).cycle().take(3 << 20).collect();

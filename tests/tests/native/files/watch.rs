@@ -179,7 +179,7 @@ async fn a_watch_that_cannot_be_found_again_ends_with_its_call() {
 }
 
 #[tokio::test]
-async fn what_may_not_be_watched_is_refused() {
+async fn a_watch_of_a_forbidden_path_is_refused() {
     on_each_machine(async |machine| {
         let inside = BoxFiles::new(machine, "watch-no").await;
         inside
@@ -212,7 +212,7 @@ async fn what_may_not_be_watched_is_refused() {
 }
 
 #[tokio::test]
-async fn a_watch_outlives_the_runtime_it_was_asked_of() {
+async fn a_watch_outlives_the_runtime_that_started_it() {
     on_each_machine(async |machine| {
         let state = machine.directory();
         let host = Host::start(machine, state.path()).await.unwrap();

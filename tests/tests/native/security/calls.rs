@@ -101,7 +101,7 @@ async fn every_system_call_answers_as_the_table_says() {
 }
 
 #[test]
-fn the_host_answers_some_of_them_otherwise() {
+fn the_host_answers_some_system_calls_differently() {
     // ptrace, mount (of nothing), setns, unshare (nothing), perf_event_open, open_by_handle_at,
     // userfaultfd, io_uring_setup, fsopen (of nothing), add_key, keyctl, name_to_handle_at; and
     // calls newer than the filter: statmount, listmount.
@@ -144,7 +144,7 @@ fn the_host_answers_some_of_them_otherwise() {
 /// A direct call has no effect, in a box and outside: the first raises a signal, the second returns
 /// an error.
 #[tokio::test]
-async fn the_calls_that_no_filter_sees_do_nothing() {
+async fn uprobe_calls_that_bypass_the_filter_do_nothing() {
     const PROBE: &str = "
 for number in 335, 336:
     child = os.fork()

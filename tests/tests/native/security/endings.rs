@@ -97,7 +97,7 @@ async fn a_thousand_stubborn_commands_end_with_their_timeouts() {
 }
 
 #[tokio::test]
-async fn a_killed_runtime_takes_its_boxes_along() {
+async fn boxes_of_a_killed_runtime_end() {
     on_each_machine(async |machine| {
         let seconds = mark();
         let mut held = HostProcess::start(machine, &[]);

@@ -74,7 +74,7 @@ async fn twenty_boxes_share_nothing() {
 }
 
 #[tokio::test]
-async fn the_network_of_the_host_is_out_of_reach() {
+async fn the_network_of_the_host_is_unreachable() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port().to_string();

@@ -109,7 +109,7 @@ fn owner(process: &Path) -> Option<u32> {
 }
 
 #[tokio::test]
-async fn a_set_user_id_program_in_a_workspace_gives_nothing() {
+async fn a_set_user_id_program_in_a_workspace_gains_no_privilege() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -201,7 +201,7 @@ fn dangerous(dir: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn nothing_dangerous_is_left_in_a_workspace() {
+async fn a_box_leaves_no_set_id_file_in_a_workspace() {
     let ways: &[&str] = &[
         "chmod",
         "fchmod",

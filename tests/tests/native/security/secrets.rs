@@ -15,7 +15,7 @@ const DESCRIPTORS: &str = include_str!("probes/descriptors.py");
 const ENVIRONMENT: &str = include_str!("probes/environment.py");
 
 #[tokio::test]
-async fn no_file_of_the_host_is_seen_but_its_programs() {
+async fn a_box_sees_no_files_of_the_host_except_programs() {
     on_each_machine(async |machine| {
         let dir = machine.directory();
         let (canary, workspace) = (dir.path().join("canary"), dir.path().join("workspace"));
@@ -100,7 +100,7 @@ async fn devices_are_the_harmless_ones_and_cannot_be_replaced() {
 }
 
 #[tokio::test]
-async fn what_the_runtimes_process_has_open_does_not_reach_a_box() {
+async fn descriptors_of_the_runtime_do_not_reach_a_box() {
     on_each_machine(async |machine| {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("canary"), "the host's").unwrap();
@@ -131,7 +131,7 @@ async fn what_the_runtimes_process_has_open_does_not_reach_a_box() {
 }
 
 #[tokio::test]
-async fn the_environment_of_the_host_stays_there() {
+async fn the_environment_of_the_host_does_not_reach_a_box() {
     let word = "canary-of-the-environment";
     on_each_machine(async |machine| {
         let mut held = HostProcess::start(machine, &[("BOX_TEST_CANARY", word)]);

@@ -111,7 +111,7 @@ impl Directories {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_source_that_turns_into_a_link_while_a_box_is_made_is_not_followed() {
+async fn a_mount_source_that_becomes_a_link_during_the_start_is_not_followed() {
     on_each_machine(async |machine| {
         let directories = Directories::new(machine);
         directories.make(machine, "w");
@@ -170,7 +170,7 @@ async fn a_mount_through_a_link_in_a_workspace_is_refused() {
 }
 
 #[tokio::test]
-async fn places_that_box_makes_itself_are_not_mounted_over() {
+async fn paths_that_box_provides_cannot_be_mounted_over() {
     on_each_machine(async |machine| {
         let extra = machine.directory();
         for target in [
@@ -223,7 +223,7 @@ const CONTROL_FILES: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn control_files_in_a_workspace_control_nothing() {
+async fn control_files_in_a_workspace_have_no_effect() {
     on_each_machine(async |machine| {
         let (plain, planted) = (machine.directory(), machine.directory());
         for name in CONTROL_FILES {

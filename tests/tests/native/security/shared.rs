@@ -8,7 +8,7 @@ use super::{answers, as_root, command, inside, inside_with, outside};
 const SHARED: &str = include_str!("probes/shared.py");
 
 #[tokio::test]
-async fn a_crash_in_a_box_starts_no_handler_of_the_host_and_no_guest_gets_its_priorities() {
+async fn a_crash_starts_no_handler_of_the_host_and_a_guest_gets_no_priority() {
     let host = outside(SHARED, &["limits"]);
     assert_eq!(
         (host["set_core"].as_str(), host["core_then"].as_str()),
@@ -35,7 +35,7 @@ async fn a_crash_in_a_box_starts_no_handler_of_the_host_and_no_guest_gets_its_pr
 }
 
 #[tokio::test]
-async fn a_box_leaves_others_something_to_watch_files_with() {
+async fn the_file_watches_of_one_box_leave_watches_for_others() {
     assert_eq!(outside(SHARED, &["watchers"])["watchers"], "100", "control");
     on_each_machine(async |machine| {
         let said = inside(machine, "watchers", SHARED, &["watchers"]).await;
@@ -46,7 +46,7 @@ async fn a_box_leaves_others_something_to_watch_files_with() {
 }
 
 #[tokio::test]
-async fn a_box_leaves_others_terminals() {
+async fn the_terminals_of_one_box_leave_terminals_for_others() {
     let host = outside(SHARED, &["terminals"]);
     assert_eq!(host["terminals"], "200", "control");
     on_each_machine(async |machine| {
@@ -58,7 +58,7 @@ async fn a_box_leaves_others_terminals() {
 }
 
 #[tokio::test]
-async fn the_processes_of_a_box_share_the_files_it_may_open() {
+async fn the_processes_of_a_box_share_one_limit_of_open_files() {
     on_each_machine(async |machine| {
         for (processes, files) in [(64, "4096"), (128, "2048"), (256, "1024")] {
             let session = format!("files-{processes}");
@@ -114,7 +114,7 @@ async fn no_signal_reaches_the_agent_and_no_command_chooses_its_processors() {
 }
 
 #[tokio::test]
-async fn a_command_cannot_make_its_agent_go_first_when_memory_runs_out() {
+async fn a_command_cannot_make_the_kernel_kill_its_agent_first_out_of_memory() {
     let host = outside(SHARED, &["score"]);
     assert_eq!(
         (host["lower"].as_str(), host["score"].as_str()),

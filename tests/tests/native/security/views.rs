@@ -58,7 +58,7 @@ async fn watch_the_host(mode: &str, watched: &str, here: &Path) -> Child {
 }
 
 #[tokio::test]
-async fn a_watch_in_a_box_sees_no_program_of_the_host_or_another_box() {
+async fn a_watch_in_a_box_shows_no_activity_of_the_host_or_other_boxes() {
     let here = tempfile::tempdir().unwrap();
     let watching = watch_the_host("watch", WATCHED, here.path()).await;
     run_on_the_host("/usr/bin/factor");
@@ -174,7 +174,7 @@ const NOTIFIED: &str = "/usr/lib";
 const READ: &str = "/usr/lib/os-release";
 
 #[tokio::test]
-async fn a_notification_in_a_box_is_of_no_program_of_the_host_or_another_box() {
+async fn file_notifications_in_a_box_show_no_activity_of_the_host_or_other_boxes() {
     let here = tempfile::tempdir().unwrap();
     let watching = watch_the_host("notify", NOTIFIED, here.path()).await;
     std::fs::read(READ).unwrap();
@@ -257,7 +257,7 @@ async fn proc_shows_only_the_documented_files_of_the_machine() {
 }
 
 #[tokio::test]
-async fn a_socket_is_reached_where_its_directory_was_given_and_nowhere_else() {
+async fn a_socket_is_reachable_only_through_its_mounted_directory() {
     on_each_machine(async |machine| {
         let (given, kept) = (machine.directory(), machine.directory());
         let listeners = [&given, &kept].map(|dir| {

@@ -45,7 +45,7 @@ async fn a_run_that_ends_its_shell_has_its_code_and_the_next_run_fails() {
 }
 
 #[tokio::test]
-async fn nothing_confuses_a_shell() {
+async fn unusual_texts_do_not_confuse_a_shell() {
     with_each_shell(async |machine, language| {
         run(machine, "s", "kept=1").await;
         let big = format!("x='{}'; echo ${{#x}}", "y".repeat(200_000));
@@ -113,7 +113,7 @@ async fn nothing_confuses_a_shell() {
 }
 
 #[tokio::test]
-async fn output_is_the_runs_own_whatever_its_bytes() {
+async fn output_of_a_run_may_contain_the_marks_of_the_shell() {
     with_each_shell(async |machine, language| {
         let all: Vec<u8> = (0..=255).collect();
         let octal: Vec<_> = all.iter().map(|byte| format!("\\{byte:03o}")).collect();
@@ -258,7 +258,7 @@ async fn an_interrupted_run_has_failed_also_in_a_loop_of_builtins() {
 }
 
 #[tokio::test]
-async fn a_shell_that_does_not_let_go_is_replaced() {
+async fn a_shell_that_does_not_return_control_is_replaced() {
     with_each_shell(async |machine, language| {
         run(machine, "s", "cd /usr; export KEPT=1").await;
         let stubborn = "trap '' INT TERM; cd /; while :; do :; done";
@@ -292,7 +292,7 @@ async fn a_shell_that_does_not_let_go_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_run_may_have_input_and_either_order_of_output() {
+async fn a_run_can_have_input_and_either_order_of_output() {
     with_each_shell(async |machine, language| {
         let caller = Caller::Local;
         // Repeated: the input may be closed before the shell has opened it.

@@ -138,7 +138,7 @@ with open(glob.glob("/tmp/.box-shell-*")[0] + "/done", "wb", buffering=0) as don
 "#;
 
 #[tokio::test]
-async fn what_a_guest_says_in_its_interpreters_place_is_cut() {
+async fn forged_messages_of_a_guest_are_truncated() {
     with_shell("python", async |machine| {
         run(machine, "s", "import os; os.chdir('/usr')").await;
         let ran = run(machine, "s", FORGED).await;

@@ -123,7 +123,7 @@ async fn with_and_without_ipython(test: impl AsyncFn(&box_tests::machine::Machin
 }
 
 #[tokio::test]
-async fn commands_run_in_line_with_python() {
+async fn shell_commands_run_between_lines_of_python() {
     with_and_without_ipython(async |machine| {
         let ran = run(machine, "s", "x = 'v'\nprint('a')\n!echo {x} $x\nprint('c')").await;
         assert_eq!(ran.text(), "a\nv v\nc", "{ran:?}");
@@ -273,7 +273,7 @@ async fn open_figures_are_shown_at_the_end_of_a_run() {
 }
 
 #[tokio::test]
-async fn a_guest_may_redefine_every_builtin_name() {
+async fn a_guest_can_redefine_every_builtin_name() {
     with_shell("python", async |machine| {
         let text = "open = print = len = str = isinstance = getattr = compile = eval = type = 5\n1";
         assert_eq!(shown(&run(machine, "s", text).await), [("1", true)]);

@@ -82,7 +82,7 @@ async fn runs_are_serialised_and_shells_are_not() {
 }
 
 #[tokio::test]
-async fn a_shell_is_made_once_and_ends_when_it_is_deleted() {
+async fn a_shell_is_created_once_and_ends_when_it_is_deleted() {
     with_shell("bash", async |machine| {
         let note = |n: usize| json!({"note": {"n": n}});
         let all = (0..8).map(|n| create(machine, "once", note(n)));
@@ -149,7 +149,7 @@ async fn an_idle_shell_ends_and_a_busy_one_does_not() {
 }
 
 #[tokio::test]
-async fn a_shell_may_keep_nothing() {
+async fn a_shell_can_discard_its_state_after_each_run() {
     for (language, change, look) in [
         ("bash", "cd /; x=1; export y=2; exit 5", "pwd; echo [$x$y]"),
         ("sh", "cd /; x=1; export y=2; (exit 5)", "pwd; echo [$x$y]"),
@@ -221,7 +221,7 @@ async fn settings_of_one_run_are_its_own() {
 }
 
 #[tokio::test]
-async fn an_id_is_that_of_one_kind_of_shell() {
+async fn a_shell_id_belongs_to_one_language() {
     with_shell("bash", async |machine| {
         for (asked, field) in [
             (json!({"language": "python"}), "language"),
@@ -237,7 +237,7 @@ async fn an_id_is_that_of_one_kind_of_shell() {
 }
 
 #[tokio::test]
-async fn what_the_box_does_not_have_is_refused() {
+async fn missing_interpreters_directories_and_shells_are_refused() {
     with_shell("bash", async |machine| {
         let none = json!({"language": "javascript", "env": {"PATH": "/nowhere"}});
         let error = create(machine, "none", none).await.unwrap_err();
