@@ -7,12 +7,15 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use box_protocol::actions::BoxUpdateParams;
-use box_protocol::{Adjusted, BoxError, Code, GatewayName, SpecDraft};
+use box_protocol::actions::{
+    BoxUpdateParams, CommandStart, CommandStartParams, ShellRun, ShellRunParams,
+};
+use box_protocol::{Adjusted, BoxError, BoxInfo, Code, GatewayName, SpecDraft};
 use box_rpc::Caller;
 
 use crate::audit::{self, Origin};
-use crate::policy;
+use crate::quota::Quota;
+use crate::run::StartsCommand;
 use crate::service::BoxService;
 
 impl BoxService {
@@ -63,14 +66,43 @@ impl BoxService {
         self.record_outcome("box.update", &Origin::of(caller), outcome)
     }
 
-    /// Decides about the maximum run time of a command or a run for a gateway.
-    pub fn decide_timeout(
+    /// Decides about a command that a gateway starts in this box, and returns what the profile changed.
+    ///
+    /// Without the box, nothing is measured: the start itself reports why there is none.
+    pub async fn decide_command(
         &self,
-        requested_ms: Option<u64>,
-        caller: &Caller,
-        gateway: &GatewayName,
-    ) -> (Option<u64>, Option<Adjusted>) {
-        policy::decide_timeout(&self.rules().policy_through(caller, gateway), requested_ms)
+        params: &mut CommandStartParams,
+        of: Option<&BoxInfo>,
+        through: (&Caller, &GatewayName),
+    ) -> Result<Option<Adjusted>, BoxError> {
+        self.decide_start_through::<CommandStart>(params, of, through)
+            .await
+    }
+
+    /// Decides about a run in a shell of this box, as about a command.
+    pub async fn decide_run(
+        &self,
+        params: &mut ShellRunParams,
+        of: Option<&BoxInfo>,
+        through: (&Caller, &GatewayName),
+    ) -> Result<Option<Adjusted>, BoxError> {
+        self.decide_start_through::<ShellRun>(params, of, through)
+            .await
+    }
+
+    async fn decide_start_through<A: StartsCommand>(
+        &self,
+        params: &mut A::Params,
+        of: Option<&BoxInfo>,
+        (caller, gateway): (&Caller, &GatewayName),
+    ) -> Result<Option<Adjusted>, BoxError> {
+        let origin = Origin::of(caller);
+        let rules = self.rules();
+        let policy = rules.policy_through(caller, gateway);
+        let of = of.filter(|_| rules.policy.shared_filesystem);
+        let quota = of.and_then(|of| Quota::of_box(of, rules.config.max_workspace_entries));
+        let decided = self.decide_start::<A>(params, (&origin, &policy), quota);
+        self.record_outcome(A::NAME, &origin, decided.await)
     }
 
     /// Counts a call of this caller until the guard is dropped. Errors: `overloaded`.

@@ -104,7 +104,7 @@ impl BoxService {
     }
 
     /// Returns a router that serves the contract.
-    /// It applies policy to `box.create`, `box.exec`, `box.update` and `box.apply`, and adds the service's data to `system.status`.
+    /// It applies policy to boxes, commands, runs and items, and adds the service's data to `system.status`.
     /// It forwards all other actions to the runtime.
     pub fn router(&self) -> Router {
         ServiceActions::router(Arc::new(self.clone())).build()

@@ -7,6 +7,7 @@
 //! 4. The service forwards the call to the runtime, and forwards its chunks as unparsed JSON. `command.start` and
 //!    `shell.run` keep the order of their caller's calls.
 //! 5. If the call lasts until the exit, the service measures the workspace again and deletes a box over its quota.
+//!    A gateway asks for steps 1 to 3 (`gateway.rs`), and the runtime alone ends boxes over their quota.
 //! 6. `box.exec` also truncates the output in its result.
 
 use std::marker::PhantomData;
@@ -16,14 +17,14 @@ use box_protocol::actions::{
     CommandStart, CommandStartParams, CommandStartResult, ShellRun, ShellRunParams,
 };
 use box_protocol::error::{Detail, Ended};
-use box_protocol::{BoxError, BoxExecutionResult, BoxId, Code, Env, SpecDraft};
+use box_protocol::{Adjusted, BoxError, BoxExecutionResult, BoxId, Code, Env, SpecDraft};
 use box_rpc::{Action, Call, Handle};
 use serde_json::value::RawValue;
 
 use crate::audit::{self, Origin};
 use crate::client::RuntimeClient;
 use crate::handlers::origin;
-use crate::policy;
+use crate::policy::{self, Policy};
 use crate::quota::{CheckTime, Quota};
 use crate::service::{BoxService, Rules, blocking};
 use crate::status::truncate_output;
@@ -171,6 +172,23 @@ impl BoxService {
         Ok(truncate_output(result, rules.config.output_limit_chars))
     }
 
+    /// Decides about the start of a command in an existing box: its timeout and its workspace.
+    ///
+    /// Like every decision, it goes to the audit log.
+    pub(crate) async fn decide_start<A: StartsCommand>(
+        &self,
+        params: &mut A::Params,
+        (origin, policy): (&Origin, &Policy),
+        quota: Option<Quota>,
+    ) -> Result<Option<Adjusted>, BoxError> {
+        let start = A::start(params);
+        let (granted, adjusted) = policy::decide_timeout(policy, *start.timeout_ms);
+        *start.timeout_ms = granted;
+        check(quota, CheckTime::Before).await?;
+        audit::allowed_start(A::NAME, origin, (&start, adjusted.as_ref()), &self.rules());
+        Ok(adjusted)
+    }
+
     /// Handles `command.start` and `shell.run` under policy.
     /// It runs after the earlier calls of the same caller.
     async fn start<A: StartsCommand>(
@@ -184,19 +202,19 @@ impl BoxService {
     {
         let turn = self.0.turns.take([origin.caller.clone()]);
         let rules = self.rules();
-        let start = A::start(&mut params);
-        let (granted, adjusted) =
-            policy::decide_timeout(rules.policy_for(&origin.caller), *start.timeout_ms);
-        *start.timeout_ms = granted;
         let client = self.client_for(&origin.caller).await?;
+        let start = A::start(&mut params);
         let limits = RunLimits {
             quota: quota_of(&client, &rules, start.box_id).await,
             box_id: start.box_id.clone(),
             client,
         };
-        limits.check(CheckTime::Before).await?;
-        audit::allowed_start(A::NAME, origin, (&start, adjusted.as_ref()), &rules);
         let waits_for_exit = start.waits_for_exit && call.chunks().is_some();
+        let policy = rules.policy_for(&origin.caller);
+        let quota = limits.quota.clone();
+        let adjusted = self
+            .decide_start::<A>(&mut params, (origin, policy), quota)
+            .await?;
         turn.wait().await;
         let started = limits.client.forward(&params, &mut call, Some(turn)).await;
         let mut started = if waits_for_exit {
@@ -206,6 +224,13 @@ impl BoxService {
         };
         started.adjusted.extend(adjusted);
         Ok(started)
+    }
+}
+
+async fn check(quota: Option<Quota>, moment: CheckTime) -> Result<(), BoxError> {
+    match quota {
+        None => Ok(()),
+        Some(quota) => blocking(move || quota.check(moment)).await,
     }
 }
 
@@ -229,10 +254,7 @@ struct RunLimits {
 
 impl RunLimits {
     async fn check(&self, moment: CheckTime) -> Result<(), BoxError> {
-        match self.quota.clone() {
-            None => Ok(()),
-            Some(quota) => blocking(move || quota.check(moment)).await,
-        }
+        check(self.quota.clone(), moment).await
     }
 
     /// Returns the result of a run if the workspace is still within its quota.

@@ -11,8 +11,7 @@ use box_protocol::actions::{
     PortShareParams, ShellCreate, ShellCreateParams, ShellCreateResult, ShellRun, ShellRunParams,
 };
 use box_protocol::{
-    Adjusted, BoxError, BoxId, BoxInfo, Checkpoint, Code, CommandInfo, GatewayName, Invalid,
-    SpecDraft,
+    BoxError, BoxId, BoxInfo, Checkpoint, Code, CommandInfo, GatewayName, Invalid, SpecDraft,
 };
 use box_rpc::{Action, Caller};
 use box_runtime::{BoxRuntime, DataPlane};
@@ -83,6 +82,42 @@ pub(crate) struct InProcess {
     pub(crate) gateway: GatewayName,
 }
 
+impl InProcess {
+    /// Starts a command, if the policy allows it.
+    pub(crate) async fn start_command(
+        &self,
+        mut params: CommandStartParams,
+        chunks: Option<mpsc::Sender<CommandChunk>>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let of = self.runtime.get(&self.caller, &params.box_id).await.ok();
+        let through = (&self.caller, &self.gateway);
+        let deciding = self
+            .policy
+            .decide_command(&mut params, of.as_ref(), through);
+        let adjusted = deciding.await?;
+        let starting = self.runtime.start_command(&self.caller, params, chunks);
+        let mut started = starting.await?;
+        started.adjusted.extend(adjusted);
+        Ok(started)
+    }
+
+    /// Runs a text in a shell, if the policy allows it.
+    pub(crate) async fn run_in_shell(
+        &self,
+        mut params: ShellRunParams,
+        chunks: Option<mpsc::Sender<CommandChunk>>,
+    ) -> Result<CommandStartResult, BoxError> {
+        let of = self.runtime.get(&self.caller, &params.box_id).await.ok();
+        let through = (&self.caller, &self.gateway);
+        let deciding = self.policy.decide_run(&mut params, of.as_ref(), through);
+        let adjusted = deciding.await?;
+        let running = self.runtime.run_in_shell(&self.caller, params, chunks);
+        let mut ran = running.await?;
+        ran.adjusted.extend(adjusted);
+        Ok(ran)
+    }
+}
+
 /// Methods that are one call each, by the name of the method of the runtime.
 macro_rules! calls {
     ($($name:ident: $action:ty, $params:ty => $result:ty;)*) => {
@@ -108,7 +143,7 @@ calls! {
     kill_command: CommandKill, CommandKillParams => CommandKillResult;
 }
 
-/// Methods that are one call each with chunks before the result.
+/// Methods that start a command, with chunks before the result.
 macro_rules! streams {
     ($($name:ident: $action:ty, $params:ty => $result:ty;)*) => {
         impl Target {
@@ -118,9 +153,7 @@ macro_rules! streams {
                 chunks: mpsc::Sender<CommandChunk>,
             ) -> Result<$result, BoxError> {
                 match self {
-                    Self::InProcess(InProcess { runtime, caller, .. }) => {
-                        runtime.$name(caller, params, chunks.into()).await
-                    }
+                    Self::InProcess(process) => process.$name(params, chunks.into()).await,
                     Self::Server(client) => stream::<$action>(client, &params, chunks).await,
                 }
             })*
@@ -131,10 +164,23 @@ macro_rules! streams {
 streams! {
     start_command: CommandStart, CommandStartParams => CommandStartResult;
     run_in_shell: ShellRun, ShellRunParams => CommandStartResult;
-    attach_command: CommandAttach, CommandAttachParams => CommandAttachResult;
 }
 
 impl Target {
+    /// Reads the output of a command.
+    pub(crate) async fn attach_command(
+        &self,
+        params: CommandAttachParams,
+        chunks: mpsc::Sender<CommandChunk>,
+    ) -> Result<CommandAttachResult, BoxError> {
+        match self {
+            Self::InProcess(InProcess {
+                runtime, caller, ..
+            }) => runtime.attach_command(caller, params, chunks).await,
+            Self::Server(client) => stream::<CommandAttach>(client, &params, chunks).await,
+        }
+    }
+
     /// Returns the state and settings of a box.
     pub(crate) async fn get(&self, id: &BoxId) -> Result<BoxInfo, BoxError> {
         match self {
@@ -222,22 +268,6 @@ impl Target {
                 runtime, caller, ..
             }) => runtime.forward_streamed::<A>(caller, params, chunks).await,
             Self::Server(client) => stream::<A>(client, params, chunks).await,
-        }
-    }
-
-    /// Returns the time limit of a command: that of the call, within the policy, and how the policy changed it.
-    ///
-    /// A server applies its own policy.
-    pub(crate) fn timeout_ms(&self, asked_s: Option<u64>) -> (Option<u64>, Option<Adjusted>) {
-        let asked = asked_s.map(|seconds| seconds.saturating_mul(1000));
-        match self {
-            Self::InProcess(InProcess {
-                policy,
-                caller,
-                gateway,
-                ..
-            }) => policy.decide_timeout(asked, caller, gateway),
-            Self::Server(_) => (asked, None),
         }
     }
 

@@ -7,8 +7,8 @@ use box_protocol::actions::{
     AttachOptions, BoxCreate, BoxCreateParams, CommandStart, CommandStartParams,
     CommandStartResult, ShellRun, ShellRunParams,
 };
-use box_protocol::{BoxId, Code, Program, SpecDraft};
-use box_rpc::{Action, CallError, Peer};
+use box_protocol::{BoxId, BoxInfo, Code, GatewayName, Program, SpecDraft, UnixMs};
+use box_rpc::{Action, CallError, Caller, Peer};
 use box_service::ServiceConfig;
 use serde_json::json;
 
@@ -19,7 +19,7 @@ const TWO_MIB: usize = 2 * 1024 * 1024;
 
 struct Fixture {
     _ends: ConnectionEnds,
-    _service: ServiceFixture,
+    service: ServiceFixture,
     peer: Peer,
 }
 
@@ -32,7 +32,7 @@ async fn fixture(runtime: &ScriptedRuntime, config: ServiceConfig) -> Fixture {
     peer.call::<BoxCreate>(&made).await.unwrap();
     Fixture {
         _ends: ends,
-        _service: service,
+        service,
         peer,
     }
 }
@@ -106,6 +106,24 @@ async fn a_workspace_over_its_quota_refuses_commands_and_shell_runs() {
     assert_eq!(code(refused), Code::Capacity);
     assert_eq!(runtime.record().commands.len(), 1, "the one before");
     assert!(runtime.record().deleted.is_empty());
+    // Gateways ask for the decision, and call the runtime themselves.
+    let directory = dir.path().to_str().unwrap();
+    let of_box = |quota_mb: u64| {
+        let spec = SpecDraft::new("s").host_path(directory);
+        let spec = spec.workspace_quota_mb(quota_mb).build().unwrap();
+        BoxInfo::starting(&spec, "fake", "b", UnixMs(0))
+    };
+    let through = (&Caller::token("ann"), &GatewayName::of("e2b"));
+    for (quota_mb, refused) in [(1, Some(Code::Capacity)), (9, None)] {
+        let (service, of) = (&fixture.service, of_box(quota_mb));
+        let command = &mut command(None);
+        let command = service.decide_command(command, Some(&of), through).await;
+        let run = &mut run(None);
+        let run = service.decide_run(run, Some(&of), through).await;
+        for decided in [command, run] {
+            assert_eq!(decided.err().map(|error| error.code()), refused);
+        }
+    }
 }
 
 #[tokio::test]
@@ -136,13 +154,24 @@ async fn starts_are_audited_with_their_text_only_if_configured() {
             .await
             .unwrap();
         fixture.peer.call::<ShellRun>(&run(None)).await.unwrap();
+        let through = (&Caller::token("ann"), &GatewayName::of("e2b"));
+        let (service, command) = (&fixture.service, &mut command(None));
+        let decided = service.decide_command(command, None, through).await;
+        decided.unwrap();
+        let run = &mut run(None);
+        service.decide_run(run, None, through).await.unwrap();
         let lines = audit.lines();
         for action in [CommandStart::NAME, ShellRun::NAME] {
-            let line = lines.iter().find(|line| line.contains(action)).unwrap();
-            assert!(line.contains("message=allowed"), "{line}");
-            assert!(line.contains("TOKEN"), "{line}");
-            assert!(!line.contains("secret-value"), "{line}");
-            assert_eq!(line.contains("secret-text"), log_commands, "{line}");
+            let of_action = lines.iter().filter(|line| line.contains(action));
+            let allowed: Vec<_> = of_action.collect();
+            assert_eq!(allowed.len(), 2, "over the wire and of a gateway");
+            assert!(allowed[1].contains("ann"), "{allowed:?}");
+            for line in allowed {
+                assert!(line.contains("message=allowed"), "{line}");
+                assert!(line.contains("TOKEN"), "{line}");
+                assert!(!line.contains("secret-value"), "{line}");
+                assert_eq!(line.contains("secret-text"), log_commands, "{line}");
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The values that a profile sets, and those that a caller cannot change.
 
-use box_protocol::actions::{BoxUpdateParams, IfExists};
+use box_protocol::actions::{BoxUpdateParams, CommandStartParams, IfExists};
 use box_protocol::{
-    BoxId, BoxProfile, Code, GatewayName, HostPathMode, Network, NetworkPolicy, SpecDraft,
+    BoxId, BoxProfile, Code, GatewayName, HostPathMode, Network, NetworkPolicy, Program, SpecDraft,
 };
 use box_rpc::Caller;
 use box_service::{BoxService, ServiceConfig};
@@ -183,10 +183,18 @@ async fn a_gateway_decides_with_its_own_profile_and_a_caller_cannot_choose_it() 
     };
     assert_eq!(update("aio").await, Err(Code::Validation));
     assert_eq!(update("e2b").await, Ok(policy.clone()));
-    let timeout = |gateway| service.decide_timeout(Some(9000), &caller, &GatewayName::of(gateway));
-    assert_eq!(timeout("aio").0, Some(5000));
-    assert_eq!(timeout("aio").1.unwrap().field, "timeout_ms");
-    assert_eq!(timeout("e2b"), (Some(9000), None));
+    let start = async |gateway: &'static str| {
+        let program = Program::text("true").unwrap();
+        let mut params = CommandStartParams::new(BoxId::new("b").unwrap(), program);
+        params.timeout_ms = Some(9000);
+        let through = (&caller, &GatewayName::of(gateway));
+        let decided = service.decide_command(&mut params, None, through).await;
+        (params.timeout_ms, decided.unwrap())
+    };
+    let (timeout_ms, adjusted) = start("aio").await;
+    assert_eq!(timeout_ms, Some(5000));
+    assert_eq!(adjusted.unwrap().field, "timeout_ms");
+    assert_eq!(start("e2b").await, (Some(9000), None));
 }
 
 #[tokio::test]

@@ -33,7 +33,7 @@ pub(super) async fn tools(
     Path(path): Path<ServerPath>,
 ) -> Result<Response, Failure> {
     check(&path.server)?;
-    let tools = BoxTools::new(context, box_id, GATEWAY);
+    let tools = BoxTools::new(context, box_id, &GATEWAY);
     Ok(done(json!({"tools": tools.list()})))
 }
 
@@ -54,7 +54,7 @@ pub(super) async fn call(
     check(&path.server)?;
     // A client may send null for an option that it does not set.
     arguments.retain(|_, value| !value.is_null());
-    let tools = BoxTools::new(context, box_id, GATEWAY);
+    let tools = BoxTools::new(context, box_id, &GATEWAY);
     let result = tools.call(&path.tool, arguments).await;
     let missing = || Failure::new(StatusCode::NOT_FOUND, "MCP tool not found");
     Ok(done(result.ok_or_else(missing)?))

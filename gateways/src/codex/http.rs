@@ -15,7 +15,7 @@ use crate::http::context::{Context, InBox};
 use crate::http::refusal::Refusal;
 use crate::http::routes::{Routes, default_and_one_box};
 use crate::http::socket::{Incoming, Socket, SocketSender, Upgrade};
-use crate::target::{DefaultBox, InProcess, Target};
+use crate::target::{DefaultBox, Target};
 
 /// Returns all routes.
 pub fn routes() -> Vec<Routes> {
@@ -54,14 +54,8 @@ fn serve(
     default: DefaultBox,
     upgrade: Upgrade,
 ) -> Response {
-    let server = &context.server;
     let place = Place {
-        target: Target::InProcess(InProcess {
-            policy: server.policy.clone(),
-            runtime: server.runtime.clone(),
-            caller: context.caller.clone(),
-            gateway: GATEWAY,
-        }),
+        target: Target::InProcess(context.in_process(&GATEWAY)),
         default,
         owner: context.caller.name().to_string(),
     };

@@ -146,7 +146,6 @@ impl StartParams {
                 Stdin::Closed
             },
             pty: self.tty.then_some(TERMINAL),
-            timeout_ms: place.target.timeout_ms(None).0,
             retain_ms: Some(RETAIN_MS),
             log_bytes: Some(LOG_BYTES),
             attach: Some(AttachOptions {

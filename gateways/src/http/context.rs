@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use super::capability::{Scope, SigningKey};
 use super::refusal::{Refusal, RefusalReason};
 use super::token_filter::TokenFilter;
+use crate::target::InProcess;
 
 /// The characters that a path segment holds unescaped.
 const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
@@ -172,33 +173,36 @@ impl Context {
         self.runtime().delete(&self.caller, params).await.map(drop)
     }
 
-    /// Starts a command with the time limit of the request, within the policy.
+    /// Starts a command, if the policy allows it.
     pub async fn start_command(
         &self,
         gateway: &GatewayName,
-        mut params: CommandStartParams,
+        params: CommandStartParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
-        params.timeout_ms = self.timeout_ms(gateway, params.timeout_ms);
-        let runtime = self.runtime();
-        runtime.start_command(&self.caller, params, chunks).await
+        let process = self.in_process(gateway);
+        process.start_command(params, chunks).await
     }
 
-    /// Runs a text in a shell with the time limit of the request, within the policy.
+    /// Runs a text in a shell, if the policy allows it.
     pub async fn run_in_shell(
         &self,
         gateway: &GatewayName,
-        mut params: ShellRunParams,
+        params: ShellRunParams,
         chunks: Option<mpsc::Sender<CommandChunk>>,
     ) -> Result<CommandStartResult, BoxError> {
-        params.timeout_ms = self.timeout_ms(gateway, params.timeout_ms);
-        let runtime = self.runtime();
-        runtime.run_in_shell(&self.caller, params, chunks).await
+        let process = self.in_process(gateway);
+        process.run_in_shell(params, chunks).await
     }
 
-    fn timeout_ms(&self, gateway: &GatewayName, requested: Option<u64>) -> Option<u64> {
-        let policy = &self.server.policy;
-        policy.decide_timeout(requested, &self.caller, gateway).0
+    /// Returns the boxes of the caller, under the policy of a gateway.
+    pub(crate) fn in_process(&self, gateway: &GatewayName) -> InProcess {
+        InProcess {
+            policy: self.server.policy.clone(),
+            runtime: self.runtime().clone(),
+            caller: self.caller.clone(),
+            gateway: gateway.clone(),
+        }
     }
 
     /// Signs a capability for a part of a box, for the header of a protocol.

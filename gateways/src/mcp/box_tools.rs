@@ -16,7 +16,7 @@ pub(crate) struct BoxTools(Session);
 
 impl BoxTools {
     /// Creates the tools of a box for a request of another gateway, whose policy they follow.
-    pub(crate) fn new(context: Context, id: BoxId, gateway: GatewayName) -> Self {
+    pub(crate) fn new(context: Context, id: BoxId, gateway: &GatewayName) -> Self {
         let default = DefaultBox { id, spec: None };
         Self(Session::of_request(context, default, gateway))
     }

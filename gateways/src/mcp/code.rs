@@ -77,7 +77,7 @@ pub(super) async fn run_code(
     let created = session.target().create_shell(create).await;
     created.map_err(in_context)?;
     let params = ShellRunParams {
-        timeout_ms: session.timeout_ms(args.timeout_s),
+        timeout_ms: args.timeout_s.map(|limit| limit.saturating_mul(1000)),
         attach: Some(waiting(args.wait_s)),
         ..ShellRunParams::new(box_id.clone(), shell_id, args.code)
     };

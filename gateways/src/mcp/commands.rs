@@ -130,7 +130,7 @@ pub(super) async fn run(
     } else {
         Stdin::Closed
     };
-    let timeout_ms = session.timeout_ms(args.timeout_s);
+    let timeout_ms = args.timeout_s.map(|limit| limit.saturating_mul(1000));
     let attach = Some(waiting(args.wait_s));
     let call = if let Some(shell) = args.shell {
         let in_shell = |error: BoxError| {

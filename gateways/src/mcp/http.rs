@@ -89,7 +89,7 @@ async fn serve(
     let is_first = message.method == "initialize";
     let call = message.id.as_ref().and_then(key);
     let call = call.map(|key| running.begin(key));
-    let server = McpServer::new(Session::of_request(context, default, GATEWAY), call);
+    let server = McpServer::new(Session::of_request(context, default, &GATEWAY), call);
     let config = StreamableHttpServerConfig::default()
         .with_legacy_session_mode(false)
         .with_max_request_body_bytes(MAX_BODY_BYTES)

@@ -25,14 +25,9 @@ pub(super) struct Session {
 
 impl Session {
     /// Creates the session of a request to a gateway, whose policy applies.
-    pub(super) fn of_request(context: Context, default: DefaultBox, gateway: GatewayName) -> Self {
+    pub(super) fn of_request(context: Context, default: DefaultBox, gateway: &GatewayName) -> Self {
         Self {
-            target: Target::InProcess(InProcess {
-                policy: context.server.policy.clone(),
-                runtime: context.server.runtime.clone(),
-                caller: context.caller.clone(),
-                gateway,
-            }),
+            target: Target::InProcess(context.in_process(gateway)),
             default,
             web: Some(context),
             notes: Notes::default(),
@@ -126,12 +121,5 @@ impl Session {
         let created = self.target.create(spec, if_exists).await?;
         self.notes.adjusted(&created.adjusted);
         Ok(created)
-    }
-
-    /// Returns the time limit of a command, and notes whether the policy changed it.
-    pub(super) fn timeout_ms(&self, asked_s: Option<u64>) -> Option<u64> {
-        let (granted, adjusted) = self.target.timeout_ms(asked_s);
-        self.notes.adjusted(&adjusted);
-        granted
     }
 }
