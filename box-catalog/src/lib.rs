@@ -455,11 +455,14 @@ pub fn stored(path: &Path, kind: CatalogKind) -> Result<Vec<CatalogItem>> {
     record::stored(path, kind)
 }
 
-/// Returns an unfinished snapshot as a failed one; `None` for other items.
+/// Returns an unfinished snapshot as a failed one; `None` for items that do not stay.
 fn failed(mut item: CatalogItem) -> Option<CatalogItem> {
     let ItemContent::Snapshot(content) = &mut item.content else {
         return None;
     };
+    if !content.keep_failed {
+        return None;
+    }
     // It uses no image any more.
     content.image = None;
     item.state = ItemState::Failed;

@@ -295,17 +295,26 @@ fn unfinished_items_are_removed_when_the_store_is_opened() {
         state: ItemState::Building,
         ..volume("me", "half")
     };
+    let snapshot = NewItem {
+        content: ItemContent::Snapshot(SnapshotContent::default()),
+        ..building.clone()
+    };
     let item = catalog.insert(building).unwrap();
+    let snapshot = catalog.insert(snapshot).unwrap();
     let unfinished = directory.path().join(format!("volume/{}.new", item.id));
     std::fs::write(&unfinished, "{").unwrap();
     drop(catalog);
     let catalog = open(&directory);
     assert_eq!(
         catalog.interrupted(),
-        [(CatalogKind::Volume, item.id.clone())]
+        [
+            (CatalogKind::Volume, item.id.clone()),
+            (CatalogKind::Snapshot, snapshot.id)
+        ]
     );
     assert!(!unfinished.exists());
     assert!(catalog.ids(CatalogKind::Volume).is_empty());
+    assert!(catalog.ids(CatalogKind::Snapshot).is_empty());
     drop(catalog);
     assert!(open(&directory).interrupted().is_empty());
 }
@@ -318,6 +327,7 @@ fn an_unfinished_snapshot_is_failed_when_the_store_is_opened() {
         state: ItemState::Building,
         content: ItemContent::Snapshot(SnapshotContent {
             image: Some("sha256:1f".to_owned()),
+            keep_failed: true,
             ..SnapshotContent::default()
         }),
         ..volume("me", "half")
@@ -336,7 +346,10 @@ fn an_unfinished_snapshot_is_failed_when_the_store_is_opened() {
         assert!(failed.reason.unwrap().contains("make it again"));
         assert_eq!(
             failed.content,
-            ItemContent::Snapshot(SnapshotContent::default())
+            ItemContent::Snapshot(SnapshotContent {
+                keep_failed: true,
+                ..SnapshotContent::default()
+            })
         );
     }
     // One that is refused does not replace it.

@@ -53,8 +53,8 @@ pub struct BoxSnapshotParams {
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
     /// Whether a snapshot that cannot be made stays, with the state `failed` and the reason; `false`
-    /// if absent. The call gets the error in either case. The next snapshot with the name replaces
-    /// it.
+    /// if absent. The call gets the error in either case. If the server ends meanwhile, the next
+    /// server sets the reason. The next snapshot with the name replaces it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub keep_failed: bool,
 }

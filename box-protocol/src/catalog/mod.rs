@@ -69,8 +69,8 @@ impl std::fmt::Display for CatalogKind {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ItemState {
-    /// The server is creating the item. If it ends meanwhile, the next server marks a snapshot as
-    /// failed, and removes another item.
+    /// The server is creating the item. If it ends meanwhile, the next server marks a snapshot with
+    /// `keep_failed` as failed, and removes any other item.
     Building,
     /// Boxes can use the item.
     Ready,
@@ -216,6 +216,9 @@ pub struct SnapshotContent {
     pub image: Option<String>,
     /// Number of files, directories and links in all its layers.
     pub entries: u64,
+    /// Whether the item stays, with the reason, if the snapshot fails.
+    #[serde(skip_serializing_if = "is_default")]
+    pub keep_failed: bool,
     /// How long the processes of the box were paused, in milliseconds.
     #[serde(skip_serializing_if = "is_default")]
     pub paused_ms: u64,

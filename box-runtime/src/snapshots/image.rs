@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use box_catalog::NewItem;
 use box_protocol::actions::ImagePullParams;
-use box_protocol::catalog::{CatalogItem, ItemState};
+use box_protocol::catalog::{CatalogItem, ItemContent, ItemState};
 use box_protocol::{BoxError, HOST_IMAGE, PullPolicy};
 use box_rpc::Caller;
 
@@ -22,6 +22,9 @@ impl BoxRuntime {
         mut new: NewItem,
     ) -> Result<CatalogItem, BoxError> {
         new.state = ItemState::Building;
+        if let ItemContent::Snapshot(content) = &mut new.content {
+            content.keep_failed = true;
+        }
         let tags = new.tags.clone();
         let item = self.on_store(move |store| store.insert(new)).await?;
         let made = match self.image_digest(caller, image).await {
@@ -37,9 +40,9 @@ impl BoxRuntime {
             Err(error) => Err(error),
         };
         match made {
-            Ok(item) => Ok(item),
+            Ok(ready) => Ok(ready),
             Err(error) => {
-                self.end_snapshot(item.id, &error, true).await?;
+                self.end_snapshot(item, &error).await?;
                 Err(error)
             }
         }

@@ -87,6 +87,7 @@ impl Captured {
             source_box,
             image: self.image.clone(),
             entries: self.size().1,
+            keep_failed: false,
             paused_ms: self.paused_ms(),
             layers: layers::ids(&self.layers),
         }
@@ -139,6 +140,7 @@ impl BoxRuntime {
                     source_box: source_box.clone(),
                     // From now on, the snapshot counts as a user of the image.
                     image: entry.image_below(),
+                    keep_failed: params.keep_failed,
                     ..SnapshotContent::default()
                 }),
             };
@@ -165,10 +167,7 @@ impl BoxRuntime {
             };
             let made = making.await;
             if let Err(error) = &made {
-                if let Err(error) = runtime
-                    .end_snapshot(item.id, error, params.keep_failed)
-                    .await
-                {
+                if let Err(error) = runtime.end_snapshot(item, error).await {
                     tracing::warn!(%error, "cannot end an unfinished snapshot");
                 }
                 runtime.shared().collect_layers();
@@ -179,8 +178,10 @@ impl BoxRuntime {
     }
 
     /// Ends a snapshot that was not made: stores the reason, or removes the item.
-    async fn end_snapshot(&self, id: ItemId, why: &BoxError, keeps: bool) -> Result<(), BoxError> {
-        if keeps && self.fail_snapshot(id.clone(), why).await.is_ok() {
+    async fn end_snapshot(&self, item: CatalogItem, why: &BoxError) -> Result<(), BoxError> {
+        let CatalogItem { id, content, .. } = item;
+        let stays = matches!(content, ItemContent::Snapshot(content) if content.keep_failed);
+        if stays && self.fail_snapshot(id.clone(), why).await.is_ok() {
             return Ok(());
         }
         // A removal needs no space on the disk, which may be full.

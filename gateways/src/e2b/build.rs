@@ -28,7 +28,7 @@ use super::error::ApiError;
 use super::model::TemplateNote;
 use super::run::{output, run, until, wait_until_ready};
 use super::spec::{HOME, PRESET, end_after, env, run_as_root, set_template};
-use super::tags::{BUILT, delete_unfinished, release, set_tags, snapshot_of};
+use super::tags::{BUILT, release, set_tags, snapshot_of};
 use super::templates::status_of;
 use super::variables::{expanded, variables};
 use super::{GATEWAY, copy};
@@ -327,7 +327,6 @@ impl Build {
             });
             (main, note.transpose()?)
         };
-        delete_unfinished(&self.context).await?;
         let name = Name::new(format!("template-{}", self.id))?;
         let mut params = BoxSnapshotParams::new(self.id.clone(), name);
         params.labels = [(BUILT.to_owned(), self.item.id.to_string())].into();

@@ -215,8 +215,12 @@ pub(super) async fn set_template(
             item: item.clone(),
         };
         match context.runtime().item(&context.caller, params).await {
-            Ok(found) if found.state != ItemState::Ready => {
-                let message = format!("snapshot {template:?} is not complete; create it again");
+            Ok(found) if found.state == ItemState::Building => {
+                let message = format!("snapshot {template:?} is not complete; try again later");
+                return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
+            }
+            Ok(found) if found.state == ItemState::Failed => {
+                let message = format!("snapshot {template:?} failed; create it again");
                 return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
             }
             Ok(found) if !is_usable(&found) => {

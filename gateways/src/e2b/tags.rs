@@ -6,7 +6,7 @@
 use axum::http::StatusCode;
 use box_protocol::actions::{CatalogListParams, CatalogPutParams, CatalogUpdateParams};
 use box_protocol::catalog::{
-    CatalogItem, CatalogKind, ItemChange, ItemContent, ItemDraft, ItemState, TemplateDraft,
+    CatalogItem, CatalogKind, ItemChange, ItemContent, ItemDraft, TemplateDraft,
 };
 use box_protocol::{ItemRef, Name, SpecDraft};
 
@@ -79,17 +79,6 @@ pub(super) fn snapshot_of(item: &CatalogItem) -> Option<&ItemRef> {
         ItemContent::Template(content) => content.spec.snapshot.as_ref(),
         _ => None,
     }
-}
-
-/// Deletes the snapshots of builds whose server ended while it made them.
-pub(super) async fn delete_unfinished(context: &Context) -> Result<()> {
-    for item in items(context, CatalogListParams::of(CatalogKind::Snapshot)).await? {
-        if item.state == ItemState::Failed && item.labels.contains_key(BUILT) {
-            // Another request may have deleted it.
-            let _ = delete_item(context, CatalogKind::Snapshot, item.id.as_str()).await;
-        }
-    }
-    Ok(())
 }
 
 /// Returns a template of the caller that begins with a snapshot.

@@ -27,7 +27,7 @@ use super::error::ApiError;
 use super::model::ENVD_VERSION;
 use super::sandboxes::{page, with_next};
 use super::spec::is_built_in;
-use super::tags::{TAG_OF, TAGS, delete_unfinished, release, snapshot_of, tags_of, user_of};
+use super::tags::{TAG_OF, TAGS, release, snapshot_of, tags_of, user_of};
 use crate::http::body::{Json, Params};
 use crate::http::context::Context;
 use crate::http::page::ListOrder;
@@ -208,7 +208,6 @@ async fn delete_template(context: Context, Path(id): Path<String>) -> Result<Sta
                     release(&context, snapshot).await;
                 }
             }
-            delete_unfinished(&context).await?;
         }
         Err(error) if error.status() == StatusCode::NOT_FOUND => {
             delete_snapshot(&context, &id).await?;
