@@ -36,7 +36,7 @@ pub use compat::{Conflict, Fixed, first_conflict};
 pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy, Killed};
 pub use gateway_name::GatewayName;
 pub use info::{Access, BoxInfo, BoxState, Checkpoint, ExecStatus};
-pub use mount::{ARTIFACT_UNUSABLE, BoxMountSpec, HostPathMode};
+pub use mount::{BoxMountSpec, HostPathMode};
 pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
 pub use parts::{Defaults, Guest, Labels, Lifetime, LifetimeAction, Main, Prepare, PullPolicy};
 pub use profile::{BoxProfile, Lockable};

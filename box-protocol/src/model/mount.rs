@@ -5,9 +5,6 @@ use serde::{Deserialize, Serialize};
 use crate::invalid::Invalid;
 use crate::paths;
 
-/// The start of the error for content that does not match its digest.
-pub const ARTIFACT_UNUSABLE: &str = "Immutable artifact preparation failed";
-
 /// Whether and how a host directory is mounted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -13,7 +13,7 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 
-use box_protocol::model::ARTIFACT_UNUSABLE;
+use box_protocol::error::{Detail, Subject};
 use box_protocol::{BoxError, BoxMountSpec};
 use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
@@ -78,7 +78,8 @@ pub(super) async fn copy_artifacts(
 }
 
 fn unusable(why: impl AsRef<str>) -> BoxError {
-    BoxError::validation(format!("{ARTIFACT_UNUSABLE}: {}", why.as_ref()))
+    let detail = Detail::of_field("content_digest").of(Subject::File);
+    BoxError::validation(format!("content_digest: {}", why.as_ref())).with_detail(&detail)
 }
 
 type Reason = String;
@@ -88,15 +89,17 @@ fn copy(mount: &BoxMountSpec, source: BorrowedFd<'_>, dir: &Path) -> Result<Owne
     let path = mount.manifest_path.as_deref().unwrap_or_default();
     let manifest = Manifest::load(path)?;
     if manifest.digest()? != digest {
-        return Err("Artifact manifest does not match content_digest".to_owned());
+        return Err("the manifest does not match content_digest".to_owned());
     }
-    let failed = |error: io::Error| format!("Artifact cannot be copied: {}", error.kind());
+    let failed = |error: io::Error| format!("the content cannot be copied: {}", error.kind());
     let target = dir.join(digest.trim_start_matches("sha256:"));
     if !target.is_dir() {
         make_dir(dir, 0o700).map_err(failed)?;
         let (artifacts, bytes) = usage(dir).map_err(failed)?;
         if artifacts >= MAX_ARTIFACTS || bytes.saturating_add(manifest.total_bytes) > BYTES {
-            return Err("Immutable artifact cache limit reached; acquire a new Box".to_owned());
+            return Err(
+                "the box holds the maximum of mounted content; create a new box".to_owned(),
+            );
         }
         // A copy gets its final name only when it is complete.
         let staging = Staging(dir.join(Uuid::now_v7().simple().to_string()));
@@ -109,20 +112,20 @@ fn copy(mount: &BoxMountSpec, source: BorrowedFd<'_>, dir: &Path) -> Result<Owne
 
 impl Manifest {
     fn load(path: &str) -> Result<Self, Reason> {
-        let unreadable = |_| "Artifact manifest cannot be read".to_owned();
+        let unreadable = |_| "the manifest cannot be read".to_owned();
         // Non-blocking, so that a FIFO at this path cannot block the runtime.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let file = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), links);
         let file = File::from(file.map_err(io::Error::from).map_err(unreadable)?);
         if !file.metadata().map_err(unreadable)?.is_file() {
-            return Err("Artifact manifest is not a regular file".to_owned());
+            return Err("the manifest is not a regular file".to_owned());
         }
         let mut text = Vec::new();
         let mut most = file.take(MANIFEST_BYTES + 1);
         most.read_to_end(&mut text).map_err(unreadable)?;
         if text.len() as u64 > MANIFEST_BYTES {
-            return Err("Artifact manifest is too large".to_owned());
+            return Err("the manifest is too large".to_owned());
         }
         let manifest: Self = serde_json::from_slice(&text).map_err(|error| {
             let what = if error.is_data() {
@@ -130,14 +133,14 @@ impl Manifest {
             } else {
                 "is invalid JSON"
             };
-            format!("Artifact manifest {what}")
+            format!("the manifest {what}")
         })?;
         manifest.check()?;
         Ok(manifest)
     }
 
     fn check(&self) -> Result<(), Reason> {
-        let wrong = |what: &str| Err(format!("Artifact manifest {what}"));
+        let wrong = |what: &str| Err(format!("the manifest {what}"));
         if self.algorithm != ALGORITHM {
             return wrong("uses an unsupported algorithm");
         }
@@ -168,7 +171,7 @@ impl Manifest {
     }
 
     fn copy_to(&self, source: BorrowedFd<'_>, target: &Path) -> Result<(), Reason> {
-        let failed = |error: io::Error| format!("Artifact cannot be copied: {}", error.kind());
+        let failed = |error: io::Error| format!("the content cannot be copied: {}", error.kind());
         make_dir(target, 0o755).map_err(failed)?;
         let paths = self.files.iter().map(|file| Path::new(&file.path));
         let parents: BTreeSet<_> = paths.flat_map(|path| path.ancestors().skip(1)).collect();
@@ -180,7 +183,7 @@ impl Manifest {
                 .copy(source, &target.join(&file.path))
                 .map_err(failed)?
             {
-                return Err(format!("Artifact source changed: {}", file.path));
+                return Err(format!("the source changed: {}", file.path));
             }
         }
         Ok(())

@@ -118,6 +118,14 @@ pub(super) fn box_limit_reached(limit: u64) -> BoxError {
     BoxError::capacity(format!("Box session capacity reached ({limit})"))
 }
 
+/// Returns why the runtime refused mounted content, if the error says so.
+pub(super) fn content_refused(error: &BoxError) -> Option<&str> {
+    let detail = error.detail::<Detail>()?;
+    let is_content =
+        detail.subject == Some(Subject::File) && detail.field.as_deref() == Some("content_digest");
+    is_content.then(|| error.message().trim_start_matches("content_digest: "))
+}
+
 /// Returns the field that a conflict is about.
 pub(super) fn field_of(error: &BoxError) -> Option<String> {
     if error.code() != Code::Conflict {
@@ -131,6 +139,16 @@ mod tests {
     use box_protocol::{Invalid, SpecDraft, UnixMs};
 
     use super::*;
+
+    #[test]
+    fn refused_content_is_told_from_an_invalid_digest() {
+        let detail = Detail::of_field("content_digest").of(Subject::File);
+        let refused = BoxError::validation("content_digest: the source changed: skill");
+        let refused = refused.with_detail(&detail);
+        assert_eq!(content_refused(&refused), Some("the source changed: skill"));
+        let invalid = BoxError::from(Invalid::new("content_digest", "must be a digest"));
+        assert_eq!(content_refused(&invalid), None);
+    }
 
     #[test]
     fn a_validation_error_has_langbots_form() {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use box_protocol::actions::{BoxCreateParams, BoxDeleteParams, BoxListParams};
-use box_protocol::model::ARTIFACT_UNUSABLE;
 use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, Code};
 use futures::future::join_all;
 use serde_json::{Value, json};
@@ -12,7 +11,8 @@ use serde_json::{Value, json};
 use super::actions::{Connection, Data, members, required, run_to_completion};
 use super::context::Placement;
 use super::errors::{
-    admission, box_limit, box_limit_reached, conflict, field_of, no_session, of_class, readiness,
+    admission, box_limit, box_limit_reached, conflict, content_refused, field_of, no_session,
+    of_class, readiness,
 };
 use super::fence::Lease;
 use super::view::{GATEWAY, SessionView};
@@ -256,8 +256,9 @@ impl Installation {
         if error.code() == Code::NotFound {
             return Err(no_session(id.as_str()));
         }
-        if error.message().starts_with(ARTIFACT_UNUSABLE) {
-            return Err(of_class("BoxError", error.code(), error.message()));
+        if let Some(why) = content_refused(&error) {
+            let message = format!("Immutable artifact preparation failed: {why}");
+            return Err(of_class("BoxError", error.code(), &message));
         }
         if let Some(limit) = box_limit(&error) {
             return Err(box_limit_reached(limit));

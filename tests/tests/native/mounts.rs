@@ -152,7 +152,7 @@ async fn mounted_content_with_another_digest_is_refused() {
             let asked = spec(json!({"box_id": id, "extra_mounts": [&mount], "cmd": "true"}));
             let error = machine.exec_spec(asked).await.unwrap_err();
             assert_eq!(error.code(), Code::Validation, "{error:?}");
-            let why = "Immutable artifact preparation failed: Artifact source changed: skill";
+            let why = "content_digest: the source changed: skill";
             assert_eq!(error.message(), why);
         }
         assert_eq!(

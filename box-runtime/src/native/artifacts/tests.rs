@@ -95,18 +95,18 @@ fn only_files_of_the_manifest_are_copied() {
 fn a_source_that_differs_from_its_digest_is_refused() {
     let fixture = Fixture::new();
     std::fs::write(fixture.tree().join("SKILL.md"), "how ta").unwrap();
-    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
+    assert_eq!(fixture.refused(), "the source changed: SKILL.md");
     std::fs::write(fixture.tree().join("SKILL.md"), "how to and more").unwrap();
-    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
+    assert_eq!(fixture.refused(), "the source changed: SKILL.md");
     std::fs::remove_file(fixture.tree().join("SKILL.md")).unwrap();
-    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
+    assert_eq!(fixture.refused(), "the source changed: SKILL.md");
     // A symlink to identical content is not accepted as the file.
     std::fs::write(fixture.root.path().join("same"), "how to").unwrap();
     symlink("../same", fixture.tree().join("SKILL.md")).unwrap();
-    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
+    assert_eq!(fixture.refused(), "the source changed: SKILL.md");
     std::fs::remove_file(fixture.tree().join("SKILL.md")).unwrap();
     std::fs::create_dir(fixture.tree().join("SKILL.md")).unwrap();
-    assert_eq!(fixture.refused(), "Artifact source changed: SKILL.md");
+    assert_eq!(fixture.refused(), "the source changed: SKILL.md");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_manifest_with_another_digest_is_refused() {
     };
     other.mount();
     let why = other.copy(&mount).unwrap_err();
-    assert_eq!(why, "Artifact manifest does not match content_digest");
+    assert_eq!(why, "the manifest does not match content_digest");
 }
 
 #[test]
@@ -127,20 +127,20 @@ fn invalid_manifests_are_refused() {
     let entry =
         |path: &str| json!({"path": path, "size": 0, "sha256": sha(b""), "executable": false});
     let of = |files: Vec<serde_json::Value>| json!({"algorithm": ALGORITHM, "total_bytes": 0, "files": files});
-    let unsafe_path = "Artifact manifest contains an unsafe path";
+    let unsafe_path = "the manifest contains an unsafe path";
     for (manifest, why) in [
-        (json!([]), "Artifact manifest has an invalid shape"),
+        (json!([]), "the manifest has an invalid shape"),
         (
             json!({"algorithm": ALGORITHM, "files": []}),
-            "Artifact manifest has an invalid shape",
+            "the manifest has an invalid shape",
         ),
         (
             json!({"algorithm": "md5", "files": [], "total_bytes": 0}),
-            "Artifact manifest uses an unsupported algorithm",
+            "the manifest uses an unsupported algorithm",
         ),
         (
             json!({"algorithm": ALGORITHM, "files": [], "total_bytes": 1}),
-            "Artifact manifest contains an invalid total size",
+            "the manifest contains an invalid total size",
         ),
         (of(vec![entry(""), entry("a")]), unsafe_path),
         (of(vec![entry("/etc/passwd")]), unsafe_path),
@@ -151,7 +151,7 @@ fn invalid_manifests_are_refused() {
         (of(vec![entry("a"), entry("a")]), unsafe_path),
         (
             of((0..=MAX_FILES).map(|n| entry(&n.to_string())).collect()),
-            "Artifact manifest contains too many files",
+            "the manifest contains too many files",
         ),
     ] {
         let fixture = Fixture {
@@ -168,7 +168,7 @@ fn invalid_manifests_are_refused() {
     };
     assert_eq!(
         fixture.refused(),
-        "Artifact manifest contains an invalid total size"
+        "the manifest contains an invalid total size"
     );
 }
 
@@ -182,12 +182,12 @@ fn a_manifest_must_be_a_regular_file() {
     std::fs::write(fixture.root.path().join("bad"), "{").unwrap();
     symlink("manifest.json", fixture.root.path().join("link")).unwrap();
     for (name, why) in [
-        ("pipe", "Artifact manifest is not a regular file"),
-        ("tree", "Artifact manifest is not a regular file"),
-        ("none", "Artifact manifest cannot be read"),
-        ("link", "Artifact manifest cannot be read"),
-        ("long", "Artifact manifest is too large"),
-        ("bad", "Artifact manifest is invalid JSON"),
+        ("pipe", "the manifest is not a regular file"),
+        ("tree", "the manifest is not a regular file"),
+        ("none", "the manifest cannot be read"),
+        ("link", "the manifest cannot be read"),
+        ("long", "the manifest is too large"),
+        ("bad", "the manifest is invalid JSON"),
     ] {
         let path = fixture.root.path().join(name).to_str().unwrap().to_owned();
         mount.manifest_path = Some(path);
@@ -201,7 +201,7 @@ fn the_artifacts_of_a_box_are_limited() {
     let filler = fixture.dir().join("filler");
     std::fs::create_dir_all(&filler).unwrap();
     let full = File::create(filler.join("sparse")).unwrap();
-    let limit = "Immutable artifact cache limit reached; acquire a new Box";
+    let limit = "the box holds the maximum of mounted content; create a new box";
     full.set_len(BYTES - 15).unwrap();
     assert_eq!(fixture.copy(&fixture.mount()).unwrap_err(), limit);
     full.set_len(BYTES - 16).unwrap();
