@@ -377,6 +377,11 @@ async fn reach(
             Err(error) => {
                 let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
                 tracing::warn!(%owner, %box_id, %error, "cannot reach a box; retrying");
+                let mut status = entry.status();
+                if status.state == BoxState::Unreachable {
+                    // For example, an agent of a version that this program does not know.
+                    status.reason = Some(error.message().to_owned());
+                }
             }
         }
         sleep(pause).await;

@@ -11,7 +11,7 @@ use box_protocol::actions::{
     SystemStatusResult,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, BoxId, BoxInfo, GatewayName, Name};
+use box_protocol::{BoxError, BoxId, BoxInfo, BoxState, GatewayName, Name};
 use box_rpc::Router;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -135,7 +135,8 @@ impl BoxRuntime {
     /// Returns the state and settings of a box.
     pub async fn get(&self, caller: &Caller, id: &BoxId) -> Result<BoxInfo, BoxError> {
         let entry = self.entry(caller, id).await?;
-        entry.persist_unstarted().await;
+        // After an error, the info names it.
+        let _ = entry.persist_unstarted().await;
         Ok(entry.info(caller))
     }
 
@@ -154,7 +155,7 @@ impl BoxRuntime {
             reply,
         };
         let entry = self.query(message).await??;
-        entry.persist_unstarted().await;
+        let _ = entry.persist_unstarted().await;
         Ok(entry.info(caller))
     }
 
@@ -198,7 +199,8 @@ impl BoxRuntime {
         let limit = params.limit.map_or(usize::MAX, |limit| limit as usize);
         let (mut items, mut room) = (Vec::new(), LIST_BYTES);
         for (_, entry) in entries.iter().take(limit) {
-            entry.persist_unstarted().await;
+            // After an error, the info names it.
+            let _ = entry.persist_unstarted().await;
             let info = entry.list_info(caller);
             let bytes = info.about_bytes();
             if bytes > room && !items.is_empty() {
@@ -213,6 +215,12 @@ impl BoxRuntime {
             items,
             total,
         })
+    }
+
+    /// Returns the states of all boxes, for figures that name no box.
+    pub async fn states(&self) -> Vec<BoxState> {
+        let entries = self.all_entries().await;
+        entries.iter().map(|entry| entry.status().state).collect()
     }
 
     /// Changes the mutable settings of a box.
@@ -241,7 +249,7 @@ impl BoxRuntime {
                 .await?;
         }
         let entry = self.change(caller, params, UpdateStage::Apply).await?;
-        entry.persist_unstarted().await;
+        entry.persist_unstarted().await?;
         entry.wait_persisted().await?;
         Ok(entry.info(caller))
     }

@@ -93,6 +93,8 @@ pub(crate) struct BoxStatus {
     pub(crate) stopped: Option<Box<RecordPlace>>,
     /// Record of a box that outlives this process before it has started.
     pub(crate) unstarted: Option<Box<Unstarted>>,
+    /// Records on disk that no longer describe the box.
+    pub(crate) obsolete_records: Vec<RecordPlace>,
     /// Commands before the last stop.
     pub(crate) history: Option<History>,
 }
@@ -104,6 +106,12 @@ impl BoxStatus {
             self.state = state;
             self.since = UnixMs::now();
         }
+    }
+
+    /// Records that a record is not obsolete.
+    pub(crate) fn keep_record(&mut self, place: &RecordPlace) {
+        self.obsolete_records
+            .retain(|other| other.id() != place.id());
     }
 }
 
@@ -266,6 +274,7 @@ impl BoxEntry {
             files: Box::default(),
             stopped: None,
             unstarted: None,
+            obsolete_records: Vec::new(),
             history: None,
         };
         Self {

@@ -210,23 +210,15 @@ impl BoxEntry {
         let (stopped, history) = {
             let mut status = self.status();
             *status.files = BoxFiles::default();
-            (status.stopped.take(), status.history.take())
+            status.end_unstarted();
+            (status.end_stopped(), status.history.take())
         };
-        self.remove_unstarted_record().await;
-        if let Some(stopped) = &stopped {
-            self.finish_writes().await;
-            shared.images.release(stopped.id());
+        self.remove_obsolete_records().await;
+        if let Some(stopped) = stopped {
+            shared.images.release(stopped);
         }
-        if stopped.is_some() || history.is_some() {
-            let removing = move || {
-                if let Some(stopped) = stopped {
-                    stopped.remove();
-                }
-                if let Some(history) = history {
-                    history.remove();
-                }
-            };
-            let _ = tokio::task::spawn_blocking(removing).await;
+        if let Some(history) = history {
+            let _ = tokio::task::spawn_blocking(move || history.remove()).await;
         }
         shared.collect_layers();
     }

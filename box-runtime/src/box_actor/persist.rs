@@ -48,11 +48,27 @@ impl BoxEntry {
         })
     }
 
-    /// Waits until no write of an earlier status runs, which would bring a removed record back.
-    pub(super) async fn finish_writes(self: &Arc<Self>) {
-        self.mark_changed();
-        // The error belongs to a record that is removed.
-        let _ = self.wait_persisted().await;
+    /// Removes the obsolete records of the box.
+    ///
+    /// The status names them until they are removed, so that the end of the box completes a removal
+    /// whose caller was dropped.
+    pub(crate) async fn remove_obsolete_records(self: &Arc<Self>) {
+        let obsolete = self.status().obsolete_records.clone();
+        if obsolete.is_empty() {
+            return;
+        }
+        if self.persistence.borrow().writing {
+            // A write of an earlier status would bring a removed record back.
+            self.mark_changed();
+            // The error belongs to another record.
+            let _ = self.wait_persisted().await;
+        }
+        for place in &obsolete {
+            place.clone().remove_soon().await;
+        }
+        for place in &obsolete {
+            self.status().keep_record(place);
+        }
     }
 }
 

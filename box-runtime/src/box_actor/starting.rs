@@ -41,7 +41,7 @@ impl Actor {
         self.entry.mark_changed();
         self.queue.refuse_waiting(&error);
         let _ = self.instance.stop().await;
-        self.entry.persist_unstarted().await;
+        let _ = self.entry.persist_unstarted().await;
         // The idle timer of a failed entry begins here.
         self.queue.mark_used();
         self.queue.reset_timers();
@@ -229,7 +229,8 @@ impl Instance {
             let message = format!("without {degraded}");
             self.shared.events.record(&self.entry, "degraded", &message);
         }
-        self.entry.remove_unstarted_record().await;
+        self.entry.status().end_unstarted();
+        self.entry.remove_obsolete_records().await;
         self.open_access();
         Ok(())
     }
@@ -238,7 +239,8 @@ impl Instance {
     fn mark_starting(&self, backend: &Arc<dyn Backend>) -> bool {
         self.entry.access.set_starting();
         let mut status = self.entry.status();
-        let is_restart = !status.backend_name.is_empty();
+        // A failed box of an earlier process has no backend yet.
+        let is_restart = status.state == BoxState::Failed || !status.backend_name.is_empty();
         status.set_state(BoxState::Starting);
         status.reason = None;
         status.pool = None;

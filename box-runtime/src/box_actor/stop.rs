@@ -20,7 +20,7 @@ use box_protocol::{BoxError, BoxState, Name};
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::entry::BoxEntry;
+use super::entry::{BoxEntry, BoxStatus};
 use super::files::KeptCheckpoint;
 use super::instance::{Instance, bounded};
 use crate::backend::{Backend, SnapshotRequest};
@@ -96,6 +96,8 @@ impl Instance {
                 if let Err(error) = stopped.and_then(|stopped| stopped) {
                     tracing::warn!(backend_id = %id, %error, "cannot remove the rest of a stopped box");
                 }
+                // Of a start that was dropped before it removed its record.
+                self.entry.remove_obsolete_records().await;
             }
             // The record of the backend stays, and names the layer.
             Err(error) => {
@@ -163,7 +165,7 @@ impl Instance {
     /// Starts a stopped box. After a failure it is stopped as before.
     pub(super) async fn start_stopped(&mut self) -> Result<(), BoxError> {
         let mut spec = self.entry.spec.clone();
-        let (stopped, mounts) = {
+        let mounts = {
             let mut status = self.entry.status();
             let items = &self.shared.items;
             // With the state: a copy of a stopped box would lack the disk that a start takes.
@@ -173,7 +175,7 @@ impl Instance {
             let mounts = status.mounts.clone();
             // The host name of the box.
             spec.name.clone_from(&status.name);
-            (status.stopped.clone(), mounts)
+            mounts
         };
         spec.extra_mounts = mounts
             .requested
@@ -184,16 +186,12 @@ impl Instance {
         let started = Box::pin(self.start(&spec, true)).await;
         match started {
             Ok(()) => {
-                self.entry.status().stopped = None;
+                let stopped = self.entry.status().end_stopped();
                 // A write that began during the start would bring the record back.
                 self.persist().await;
+                self.entry.remove_obsolete_records().await;
                 if let Some(stopped) = stopped {
-                    self.shared.images.release(stopped.id());
-                    let _ = blocking(move || {
-                        stopped.remove();
-                        Ok(())
-                    })
-                    .await;
+                    self.shared.images.release(stopped);
                 }
                 Ok(())
             }
@@ -264,18 +262,22 @@ impl Instance {
         // record.
         self.shared.layers.synced().await;
         let (record, of_record) = (self.entry.record_on(&to.layers)?, place.clone());
-        blocking(move || of_record.write(&record)).await?;
-        let mounts = self.entry.status().mounts.clone();
         if self.running.is_some() {
-            self.entry.access.close(self.entry.not_running());
-            if let Err(error) = self.stop().await {
-                let _ = blocking(move || {
-                    place.remove();
-                    Ok(())
-                })
-                .await;
-                return Err(error);
+            // Until the box is stopped.
+            self.entry.status().obsolete_records.push(place.clone());
+        }
+        let written = blocking(move || of_record.write(&record)).await;
+        let mounts = self.entry.status().mounts.clone();
+        let stopped = match written {
+            Ok(()) if self.running.is_some() => {
+                self.entry.access.close(self.entry.not_running());
+                self.stop().await
             }
+            written => written,
+        };
+        if let Err(error) = stopped {
+            self.entry.remove_obsolete_records().await;
+            return Err(error);
         }
         {
             let mut status = self.entry.status();
@@ -283,6 +285,7 @@ impl Instance {
             status.location = None;
             status.set_state(BoxState::Stopped);
             status.reason = None;
+            status.keep_record(&place);
             status.stopped = Some(Box::new(place));
             let history = status.history.take();
             let history = history.unwrap_or_else(|| History::new(self.shared.state.new_history()));
@@ -307,6 +310,16 @@ fn no_checkpoint(name: Option<&Name>) -> BoxError {
     BoxError::not_found(message).with_detail(&Detail::of_field("name").of(Subject::Snapshot))
 }
 
+impl BoxStatus {
+    /// Makes the record of a stopped box obsolete, and returns its internal id.
+    pub(super) fn end_stopped(&mut self) -> Option<Uuid> {
+        let place = *self.stopped.take()?;
+        let id = place.id();
+        self.obsolete_records.push(place);
+        Some(id)
+    }
+}
+
 impl BoxEntry {
     /// Records that the box is stopped, and that its files are a layer.
     pub(crate) fn set_stopped(
@@ -320,7 +333,9 @@ impl BoxEntry {
             let mut status = self.status();
             status.set_state(BoxState::Stopped);
             status.location = None;
-            status.stopped = Some(Box::new(records.place(id)));
+            let place = records.place(id);
+            status.keep_record(&place);
+            status.stopped = Some(Box::new(place));
             status.history = Some(history);
             let files = &mut status.files;
             files.disk = None;

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use box_protocol::BoxState;
+use box_protocol::{BoxError, BoxState};
 use box_rpc::Caller;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -57,6 +57,14 @@ impl BoxStatus {
         persistent.map(|unstarted| &unstarted.place)
     }
 
+    /// Makes the record of a box obsolete that has started or ended.
+    pub(super) fn end_unstarted(&mut self) {
+        let unstarted = self.unstarted.take();
+        let persistent = unstarted.filter(|unstarted| unstarted.is_persistent);
+        let place = persistent.map(|unstarted| unstarted.place);
+        self.obsolete_records.extend(place);
+    }
+
     pub(super) fn persisted_start(&self) -> Option<PersistedStart> {
         self.unstarted_place()?;
         let failed = self.state == BoxState::Failed;
@@ -82,28 +90,20 @@ impl BoxEntry {
     }
 
     /// Writes the record of a box that has not started, and returns when it is on disk.
-    pub(crate) async fn persist_unstarted(self: &Arc<Self>) {
+    ///
+    /// After an error, the box lists its record as degraded.
+    pub(crate) async fn persist_unstarted(self: &Arc<Self>) -> Result<(), BoxError> {
         {
             let mut status = self.status();
             let Some(unstarted) = &mut status.unstarted else {
-                return;
+                return Ok(());
             };
             if !std::mem::replace(&mut unstarted.is_persistent, true) {
                 // With the lock, so that another caller that finds it set waits for the write.
                 self.mark_changed();
             }
         }
-        // After an error, the box lists its record as degraded.
-        let _ = self.wait_persisted().await;
-    }
-
-    /// Removes the record of a box that has started or ended.
-    pub(super) async fn remove_unstarted_record(self: &Arc<Self>) {
-        let unstarted = self.status().unstarted.take();
-        if let Some(unstarted) = unstarted.filter(|unstarted| unstarted.is_persistent) {
-            self.finish_writes().await;
-            unstarted.place.remove_soon().await;
-        }
+        self.wait_persisted().await
     }
 }
 
@@ -122,7 +122,7 @@ impl BoxRuntime {
         let entry = self.adopted_entry(record, "").await;
         let since = failed.is_some().then(|| entry.status().since);
         let failed = failed.or_else(|| why_not_again(&entry, attempts));
-        let (begin, message) = if let Some(reason) = failed {
+        let (mut begin, mut message) = if let Some(reason) = failed {
             entry.set_not_started(reason);
             let mut status = entry.status();
             status.since = since.unwrap_or(status.since);
@@ -137,11 +137,17 @@ impl BoxRuntime {
         let place = self.shared().records.place(id);
         entry.set_unstarted(place, attempts);
         // This counts the attempt before it begins, because the start may crash the server.
-        entry.persist_unstarted().await;
+        if let Err(error) = entry.persist_unstarted().await
+            && matches!(begin, ActorStart::Requests(_))
+        {
+            entry.set_not_started(error.message().to_owned());
+            (begin, message) = (ActorStart::Failed, "it has not started");
+        }
         if self.register(&entry, begin).await.is_ok() {
             self.shared().events.record(&entry, "adopted", message);
         } else {
-            entry.remove_unstarted_record().await;
+            entry.status().end_unstarted();
+            entry.remove_obsolete_records().await;
         }
     }
 }

@@ -79,6 +79,7 @@ struct Inner {
     contract: u32,
     start_troubles: VecDeque<Trouble>,
     persist_error: Option<BoxError>,
+    persist_time: Duration,
     policy_hook: Option<Arc<PolicyHook>>,
     stop_troubles: VecDeque<Trouble>,
     layer_troubles: VecDeque<Trouble>,
@@ -156,6 +157,7 @@ impl FakeBackend {
                 contract: 2,
                 start_troubles: VecDeque::new(),
                 persist_error: None,
+                persist_time: Duration::ZERO,
                 policy_hook: None,
                 stop_troubles: VecDeque::new(),
                 layer_troubles: VecDeque::new(),
@@ -220,6 +222,11 @@ impl FakeBackend {
     /// Sets the behaviour of agent clear calls; `None` answers normally.
     pub fn set_clear_trouble(&self, trouble: Option<Trouble>) {
         self.inner().clear_trouble = trouble;
+    }
+
+    /// Sets the time that each write of a record blocks its thread.
+    pub fn set_persist_time(&self, time: Duration) {
+        self.inner().persist_time = time;
     }
 
     /// Sets the error of writing a record; `None` succeeds.
@@ -477,6 +484,8 @@ impl Backend for FakeBackend {
 
     fn persist(&self, id: Uuid, record: &str) -> Result<(), BoxError> {
         let box_id = self.box_of(id)?;
+        let time = self.inner().persist_time;
+        std::thread::sleep(time);
         let mut inner = self.inner();
         if let Some(error) = &inner.persist_error {
             return Err(error.clone());

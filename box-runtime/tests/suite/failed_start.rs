@@ -2,6 +2,7 @@
 //! wait can read the reason. They outlive the runtime before they have started.
 
 use std::path::Path;
+use std::time::Duration;
 
 use box_protocol::actions::{BoxCreateParams, BoxListParams, IfExists};
 use box_protocol::error::{Detail, Ended};
@@ -125,18 +126,23 @@ fn records(directory: &Path) -> usize {
 /// Starts to create a box whose start never returns, and returns when a caller has seen it.
 async fn hang(w: &Fixture, spec: SpecDraft) -> BoxInfo {
     let box_id = spec.box_id.clone().unwrap();
-    hang_unseen(w, spec);
+    create_unseen(w, spec, Trouble::Hang);
+    see(w, &box_id).await
+}
+
+/// Returns a box as soon as it exists.
+async fn see(w: &Fixture, box_id: &str) -> BoxInfo {
     loop {
-        match w.get(&box_id).await {
+        match w.get(box_id).await {
             Ok(info) => return info,
             Err(_) => settle().await,
         }
     }
 }
 
-/// Starts to create a box whose start never returns.
-fn hang_unseen(w: &Fixture, spec: SpecDraft) {
-    w.backend.next_start(Trouble::Hang);
+/// Starts to create a box, and does not wait for its start.
+fn create_unseen(w: &Fixture, spec: SpecDraft, start: Trouble) {
+    w.backend.next_start(start);
     let params = BoxCreateParams {
         keep_failed: true,
         ..BoxCreateParams::new(spec)
@@ -191,11 +197,12 @@ async fn a_box_that_a_crash_interrupted_in_its_start_starts_again() {
 async fn a_starting_box_has_a_record_once_a_caller_has_seen_it() {
     let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let w = with_state(before.path());
-    hang_unseen(&w, SpecDraft::new("a"));
+    create_unseen(&w, SpecDraft::new("a"), Trouble::Hang);
     while w.backend.starts().is_empty() {
         settle().await;
     }
-    // Its creator got no answer, so the next server does not start it.
+    // Its creator got no answer, so the next server does not start it. Figures name no box.
+    assert_eq!(w.runtime.states().await, [BoxState::Starting]);
     assert_eq!(records(before.path()), 0);
     let next = after_crash(before.path(), after.path()).await;
     assert_eq!(code(next.get("a").await), Code::NotFound);
@@ -263,7 +270,7 @@ async fn the_reason_of_a_box_that_a_caller_saw_start_survives_a_crash() {
     let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let w = fixture_with(|config| {
         config.state_dir = Some(before.path().to_owned());
-        config.start_timeout = std::time::Duration::from_millis(500);
+        config.start_timeout = Duration::from_millis(500);
     });
     let seen = hang(&w, SpecDraft::new("a")).await;
     assert_eq!(seen.state, BoxState::Starting);
@@ -285,14 +292,80 @@ async fn a_box_that_is_deleted_while_it_starts_leaves_no_record() {
     let w = with_state(directory.path());
     for _ in 0..20 {
         hang(&w, SpecDraft::new("a")).await;
+        assert_eq!(records(directory.path()), 1);
         w.force_delete("a").await.unwrap();
         assert_eq!(records(directory.path()), 0);
     }
-    // One that starts has a record of its backend only.
-    let params = BoxCreateParams {
-        keep_failed: true,
-        ..BoxCreateParams::new(SpecDraft::new("a"))
+}
+
+#[tokio::test]
+async fn a_box_that_is_deleted_at_any_moment_of_its_start_leaves_no_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let w = with_state(directory.path());
+    w.backend.set_persist_time(Duration::from_millis(30));
+    let (mut was_written, mut has_run) = (false, false);
+    for moment in 0..16 {
+        let slow = Trouble::Slow(Duration::from_millis(60));
+        create_unseen(&w, SpecDraft::new("a"), slow);
+        see(&w, "a").await;
+        was_written |= records(directory.path()) == 1;
+        sleep(Duration::from_millis(10 * moment)).await;
+        has_run |= w.get("a").await.unwrap().state == BoxState::Running;
+        w.force_delete("a").await.unwrap();
+        assert_eq!(records(directory.path()), 0, "{moment}");
+    }
+    assert!(was_written && has_run, "{was_written} {has_run}");
+}
+
+#[tokio::test]
+async fn a_failed_box_of_an_earlier_server_starts_with_its_own_settings() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let w = with_state(before.path());
+    let spec = SpecDraft {
+        dirs: Some(vec!["/data".to_owned()]),
+        ..SpecDraft::new("a")
     };
-    w.runtime.create(&w.caller, params).await.unwrap();
-    assert_eq!(records(directory.path()), 0);
+    let failed = fail(&w, spec).await;
+    let next = after_crash(before.path(), after.path()).await;
+    // A restart that the server does not survive leaves the box as starting.
+    next.backend.next_start(Trouble::Hang);
+    let (runtime, caller) = (next.runtime.clone(), next.caller.clone());
+    let again = BoxCreateParams::new(SpecDraft::new("a"));
+    tokio::spawn(async move { runtime.create(&caller, again).await });
+    eventually("the box starts again", async || {
+        next.get("a").await.unwrap().state == BoxState::Starting
+    })
+    .await;
+    let third = tempfile::tempdir().unwrap();
+    let last = after_crash(after.path(), third.path()).await;
+    eventually("the box runs", async || {
+        last.get("a").await.unwrap().state == BoxState::Running
+    })
+    .await;
+    for starts in [next.backend.specs(), last.backend.specs()] {
+        let dirs: Vec<_> = starts.iter().map(|spec| spec.dirs.clone()).collect();
+        assert_eq!(dirs, [Some(vec!["/data".to_owned()])]);
+    }
+    // A box that replaces a dead one is another box.
+    assert_ne!(last.get("a").await.unwrap().unique_id, failed.unique_id);
+}
+
+#[tokio::test]
+async fn a_start_that_cannot_be_counted_is_not_repeated() {
+    let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let w = with_state(before.path());
+    hang(&w, SpecDraft::new("a")).await;
+    let next = crashed(before.path(), after.path());
+    let stopped = after.path().join("stopped");
+    for record in std::fs::read_dir(&stopped).unwrap() {
+        // A directory where the new record would be written.
+        let path = record.unwrap().path().with_extension("new");
+        std::fs::create_dir(path).unwrap();
+    }
+    next.runtime.adopt().await.unwrap();
+    let info = next.get("a").await.unwrap();
+    assert_eq!(info.state, BoxState::Failed);
+    let reason = info.reason.unwrap();
+    assert!(reason.contains("cannot be written"), "{reason}");
+    assert!(next.backend.starts().is_empty());
 }

@@ -11,7 +11,6 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use box_gateways::http::refusal::text_response;
 use box_protocol::BoxState;
-use box_protocol::actions::BoxListParams;
 use box_runtime::Caller;
 use box_transports::Endpoint;
 use box_transports::server::ServerMetrics;
@@ -83,15 +82,9 @@ async fn boxes(metrics: &mut MetricsText, state: &HttpState) {
         (BoxState::Unreachable, "unreachable"),
     ];
     let mut counts = STATES.map(|(state, name)| (state, name, 0_u64));
-    let mut params = BoxListParams::default();
-    while let Ok(page) = state.runtime.list(&Caller::Local, &params).await {
+    for of_box in state.runtime.states().await {
         for (state, _, count) in &mut counts {
-            let of_state = page.items.iter().filter(|item| item.state == *state);
-            *count += of_state.count() as u64;
-        }
-        params.after = page.next;
-        if params.after.is_none() {
-            break;
+            *count += u64::from(*state == of_box);
         }
     }
     metrics.declare("boxd_boxes", "gauge", "Boxes, by state.");
