@@ -82,8 +82,11 @@ pub struct BoxCreateParams {
     pub template_applied: bool,
     /// Whether a box that cannot start stays, with the state `failed` and the reason; `false` if
     /// absent. The call gets the error in either case. The runtime deletes such a box after its
-    /// idle time, at the latest after an hour. The box also survives a restart of the server before
-    /// it has started: the next server starts it again.
+    /// idle time, at the latest after an hour.
+    ///
+    /// Once a call has shown the box, it also survives a restart of the server before it has
+    /// started: the next server starts it again. If the box has directories of the host, or three
+    /// servers have ended during its start, it is `failed` instead.
     #[serde(default, skip_serializing_if = "is_default")]
     pub keep_failed: bool,
 }
