@@ -356,7 +356,7 @@ impl Handle<AgentList> for Handlers {
                 return Ok(AgentListResult { items, more: true });
             }
             if let Some(info) = command.info() {
-                room = room.saturating_sub(info.about_bytes());
+                room = room.saturating_sub(info.estimated_bytes());
                 items.push(info);
             }
         }

@@ -230,7 +230,7 @@ impl Index {
         let (mut items, mut room) = (Vec::new(), PAGE_BYTES);
         let limit = filter.limit.unwrap_or(usize::MAX).max(1);
         while let Some(item) = rest.peek() {
-            let bytes = item.about_bytes();
+            let bytes = item.estimated_bytes();
             if items.len() == limit || (bytes > room && !items.is_empty()) {
                 break;
             }

@@ -266,7 +266,7 @@ impl AgentLease {
             let page = self.call::<AgentList>(&agent_params).await?;
             let last = page.items.last().map(ListCursor::from);
             for mut info in page.items.into_iter().filter(&wanted) {
-                room = room.saturating_sub(info.about_bytes());
+                room = room.saturating_sub(info.estimated_bytes());
                 info.box_id = params.box_id.clone();
                 items.push(info);
             }

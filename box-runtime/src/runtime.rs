@@ -202,7 +202,7 @@ impl BoxRuntime {
             // After an error, the info names it.
             let _ = entry.persist_unstarted().await;
             let info = entry.list_info(caller);
-            let bytes = info.about_bytes();
+            let bytes = info.estimated_bytes();
             if bytes > room && !items.is_empty() {
                 break;
             }

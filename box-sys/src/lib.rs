@@ -53,7 +53,7 @@ mod volumes;
 pub mod walk;
 mod wire;
 
-pub use cgroup::{Ability, Cgroups, DiskLimits, Usage};
+pub use cgroup::{CgroupFeature, Cgroups, DiskLimits, Usage};
 pub use changes::{
     Applied, ApplyOptions, Change, ChangeKind, ChangePage, ChangedType, ComparedLayer, Comparison,
     LayerSource, Named, Selection,
@@ -65,7 +65,7 @@ pub use client::{
 pub use disk_file::{repair_disk, settle_disk};
 pub use error::{Error, Result};
 pub use init::{
-    ChildExit, Command, GuestThread, Init, Moment, Outer, SpawnPlan, Stdio, release_memory,
+    ChildExit, Command, GuestThread, Init, Outer, ProcessTime, SpawnPlan, Stdio, release_memory,
 };
 pub use limited_reader::{ENTRY_NAMES_BYTES, LimitedReader};
 pub use network::{

@@ -5,7 +5,7 @@ use std::fmt;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Ability, Cgroups, DiskLimits, Owner};
+use crate::cgroup::{CgroupFeature, Cgroups, DiskLimits, Owner};
 use crate::mounts::{attach, new_fs};
 use crate::raw::{ATTR_NODEV, ATTR_NOSUID};
 use crate::server::overlays::can_overlay_system;
@@ -36,7 +36,7 @@ pub struct Primitives {
     /// Whether a workspace can be an overlay. `None` if not probed.
     pub overlay_workspace: Option<bool>,
     /// Cgroup features that are missing.
-    pub cgroup_missing: Vec<Ability>,
+    pub cgroup_missing: Vec<CgroupFeature>,
     /// Whether boxes can have egress. `None` if not probed.
     pub network: Option<bool>,
     /// Whether failed connections in a box get the usual errors. `None` if not probed.

@@ -13,11 +13,11 @@
 
 mod attributes;
 mod file;
-mod made;
 mod merge;
+mod version_times;
 
-pub(crate) use made::{Made, nanos, now};
 pub(crate) use merge::merge;
+pub(crate) use version_times::{VersionTimes, nanos, now};
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -75,7 +75,7 @@ struct Level {
     from: OwnedFd,
     to: OwnedFd,
     stat: Stat,
-    /// See [`Made`].
+    /// See [`VersionTimes`].
     made_at: Option<i64>,
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn copy(
 }
 
 /// Finds the time of the box's version of a file that is being copied.
-type MadeAt<'a> = dyn Fn(Made, &OwnedFd) -> Option<i64> + 'a;
+type VersionTimeOf<'a> = dyn Fn(VersionTimes, &OwnedFd) -> Option<i64> + 'a;
 
 /// A copy in progress.
 struct Copy<'a> {
@@ -207,7 +207,7 @@ impl<'a> Copy<'a> {
         (from, to): (&OwnedFd, &OwnedFd),
         name: &CStr,
         stat: &Stat,
-        made_at: &MadeAt<'_>,
+        made_at: &VersionTimeOf<'_>,
     ) -> Result<()> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => self.file((from, to), name, stat, made_at)?,
@@ -242,7 +242,7 @@ impl<'a> Copy<'a> {
         (from_dir, to_dir): (&OwnedFd, &OwnedFd),
         name: &CStr,
         stat: &Stat,
-        made_at: &MadeAt<'_>,
+        made_at: &VersionTimeOf<'_>,
     ) -> Result<()> {
         if stat.st_nlink > 1 && self.links.link(stat, to_dir, name)? {
             return Ok(());

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     Result, areas,
-    beside::Beside,
+    background::BackgroundStep,
     command::{self, Workspace},
     counts::{Counts, Runner},
     hygiene,
@@ -71,20 +71,20 @@ fn steps(workspace: &Workspace, done: &mut Done) -> Result {
     let manifest = Manifest::read(workspace)?;
     let target = &manifest.target;
     // These steps first build a tool, each in a separate target folder.
-    let dependencies = Beside::start(workspace, target, "dependencies")?;
-    let runner = Beside::start(workspace, target, "runner")?;
+    let dependencies = BackgroundStep::start(workspace, target, "dependencies")?;
+    let runner = BackgroundStep::start(workspace, target, "runner")?;
     let checked = (|| {
         let ready = before_tests(workspace, &manifest, done);
-        let runner = done.beside("test runner", runner, None);
+        let runner = done.in_background("test runner", runner, None);
         ready.and(runner)?;
-        let guest = Beside::start(workspace, target, "guest")?;
-        let builds = Beside::start(workspace, target, "builds")?;
+        let guest = BackgroundStep::start(workspace, target, "guest")?;
+        let builds = BackgroundStep::start(workspace, target, "builds")?;
         let tested = with_programs(workspace, target, done);
-        let guest = done.beside("cgroups of version 2", guest, Some(Runner::Libtest));
-        let builds = done.beside("builds", builds, None);
+        let guest = done.in_background("cgroups of version 2", guest, Some(Runner::Libtest));
+        let builds = done.in_background("builds", builds, None);
         tested.and(guest).and(builds)
     })();
-    let dependencies = done.beside("dependencies", dependencies, None);
+    let dependencies = done.in_background("dependencies", dependencies, None);
     checked.and(dependencies)
 }
 
@@ -117,11 +117,11 @@ fn with_programs(workspace: &Workspace, target: &std::path::Path, done: &mut Don
         let mut doc = workspace.cargo("test --workspace --doc");
         command::counted(&mut doc, Runner::Libtest, counts)
     })?;
-    let fuzz = Beside::start(workspace, target, "fuzz")?;
+    let fuzz = BackgroundStep::start(workspace, target, "fuzz")?;
     let rest = done
         .step("SDKs", |counts| sdk::check(workspace, target, counts))
         .and_then(|()| done.step("README", |_| release::readme_only(workspace, target)));
-    let fuzz = done.beside("fuzz", fuzz, None);
+    let fuzz = done.in_background("fuzz", fuzz, None);
     rest.and(fuzz)
 }
 
@@ -134,13 +134,18 @@ impl Done {
     }
 
     /// Waits for a step that ran in parallel.
-    fn beside(&mut self, name: &str, step: Beside, runner: Option<Runner>) -> Result {
-        println!("==> {name} (beside others)");
+    fn in_background(
+        &mut self,
+        name: &str,
+        step: BackgroundStep,
+        runner: Option<Runner>,
+    ) -> Result {
+        println!("==> {name} (in the background)");
         let (time, result) = match step.finish(runner, &mut self.counts) {
             Ok(time) => (time, Ok(())),
             Err(error) => (Duration::ZERO, Err(error)),
         };
-        self.ended(&format!("{name} (beside others)"), time, result)
+        self.ended(&format!("{name} (in the background)"), time, result)
     }
 
     fn ended(&mut self, name: &str, time: Duration, result: Result) -> Result {

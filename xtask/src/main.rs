@@ -1,14 +1,14 @@
 //! The repository's own commands, called as `cargo xtask <command>`.
 //!
 //! # Reading order
-//! [`checks`] lists the steps that CI runs, [`areas`] the parts that a developer runs alone, and [`beside`] runs a step
+//! [`checks`] lists the steps that CI runs, [`areas`] the parts that a developer runs alone, and [`background`] runs a step
 //! in parallel. [`command`] starts programs, [`counts`] reads the reports of test runners, [`manifest`] asks cargo
 //! about the workspace, and [`tools`] installs missing tools. [`hygiene`], [`unused`], [`builds`], [`guest`],
 //! [`sdk`] (with its [`suites`] and the [`python`] of each) and [`fuzz`] are single steps. [`schema`] writes the committed
 //! schema of the contract.
 
 mod areas;
-mod beside;
+mod background;
 mod builds;
 mod checks;
 mod command;

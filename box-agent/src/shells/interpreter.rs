@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use box_protocol::actions::{Language, OutputMode, Stdin};
 use box_protocol::{BoxError, Env};
-use box_sys::{ChildExit, Init, Moment};
+use box_sys::{ChildExit, Init, ProcessTime};
 use rustix::process::{Pid, Signal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, timeout};
@@ -53,7 +53,7 @@ pub(super) struct RunRequest<'a> {
 #[derive(Debug)]
 pub(crate) struct ActiveRun {
     process: Arc<box_sys::Command>,
-    since: Moment,
+    since: ProcessTime,
     stop: Notify,
     interrupt: Notify,
 }
@@ -155,7 +155,7 @@ impl Interpreter {
         self.runs += 1;
         let run = ActiveRun {
             process: Arc::clone(&self.process),
-            since: Moment::now(),
+            since: ProcessTime::now(),
             stop: Notify::new(),
             interrupt: Notify::new(),
         };

@@ -131,7 +131,7 @@ impl CatalogItem {
     }
 
     /// Estimates the size of the item in a list, in bytes.
-    pub fn about_bytes(&self) -> usize {
+    pub fn estimated_bytes(&self) -> usize {
         serde_json::to_string(self).map_or(usize::MAX, |text| text.len())
     }
 }

@@ -239,7 +239,7 @@ pub struct CommandInfo {
 
 impl CommandInfo {
     /// Estimates the size of the record in a message, in bytes.
-    pub fn about_bytes(&self) -> usize {
+    pub fn estimated_bytes(&self) -> usize {
         let program = match &self.program {
             Program::Text { 0: text, .. } => text.len(),
             Program::Argv { 0: argv, .. } => argv.iter().map(|word| word.len() + 3).sum(),

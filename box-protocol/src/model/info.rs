@@ -211,7 +211,7 @@ spec_fields!(fixed_fields declare);
 
 impl BoxInfo {
     /// Estimates the size of the record in a list, in bytes.
-    pub fn about_bytes(&self) -> usize {
+    pub fn estimated_bytes(&self) -> usize {
         let labels = self
             .labels
             .iter()

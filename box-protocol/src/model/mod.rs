@@ -37,7 +37,7 @@ pub use execution::{BoxExecutionResult, ExecutionStatus, Exit, ExitWhy, Killed};
 pub use gateway_name::GatewayName;
 pub use info::{Access, BoxInfo, BoxState, Checkpoint, ExecStatus};
 pub use mount::{BoxMountSpec, HostPathMode};
-pub use network::{Host, HostName, NetworkDefault, NetworkOpinion, NetworkPolicy, NetworkRule};
+pub use network::{Host, HostName, NetworkDefault, NetworkPolicy, NetworkRule, NetworkVerdict};
 pub use parts::{Defaults, Guest, Labels, Lifetime, LifetimeAction, Main, Prepare, PullPolicy};
 pub use profile::{BoxProfile, Lockable};
 pub use spec::{BoxSpec, DEFAULT_MOUNT_PATH, HOST_IMAGE, Network, SpecDraft};

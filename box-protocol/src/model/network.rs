@@ -352,7 +352,7 @@ fn few_if_any<'de, D: Deserializer<'de>>(
 
 /// What one policy decides about a host and a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NetworkOpinion {
+pub enum NetworkVerdict {
     /// A `deny` rule matches.
     Denied,
     /// An `allow` rule matches.
@@ -365,44 +365,44 @@ pub enum NetworkOpinion {
 
 impl NetworkPolicy {
     /// Evaluates the policy for a host and a port.
-    pub fn opinion(&self, host: &Host, port: u16) -> NetworkOpinion {
-        self.opinion_if(|rule| rule.matches(host, port))
+    pub fn verdict(&self, host: &Host, port: u16) -> NetworkVerdict {
+        self.verdict_if(|rule| rule.matches(host, port))
     }
 
     /// Evaluates the policy for a name: whether it allows the name at some port.
-    pub fn opinion_of_name(&self, name: &HostName) -> NetworkOpinion {
+    pub fn verdict_of_name(&self, name: &HostName) -> NetworkVerdict {
         let everywhere = |rule: &NetworkRule| rule.ports == (0, u16::MAX) && rule.may_match(name);
         if self.deny.iter().any(everywhere) {
-            return NetworkOpinion::Denied;
+            return NetworkVerdict::Denied;
         }
         let may = |rule: &NetworkRule| rule.may_match(name);
         self.unless_denied(may)
     }
 
     /// Evaluates only the address rules, for an address that a name resolved to.
-    pub fn opinion_of_address(&self, address: IpAddr, port: u16) -> NetworkOpinion {
+    pub fn verdict_of_address(&self, address: IpAddr, port: u16) -> NetworkVerdict {
         let host = Host::address(address);
-        self.opinion_if(|rule| rule.lists_addresses() && rule.matches(&host, port))
+        self.verdict_if(|rule| rule.lists_addresses() && rule.matches(&host, port))
     }
 
-    fn opinion_if(&self, about: impl Fn(&NetworkRule) -> bool) -> NetworkOpinion {
+    fn verdict_if(&self, about: impl Fn(&NetworkRule) -> bool) -> NetworkVerdict {
         if self.deny.iter().any(&about) {
-            return NetworkOpinion::Denied;
+            return NetworkVerdict::Denied;
         }
         self.unless_denied(about)
     }
 
-    fn unless_denied(&self, about: impl Fn(&NetworkRule) -> bool) -> NetworkOpinion {
+    fn unless_denied(&self, about: impl Fn(&NetworkRule) -> bool) -> NetworkVerdict {
         if self.allow.iter().flatten().any(about) {
-            return NetworkOpinion::Listed;
+            return NetworkVerdict::Listed;
         }
         let default = match &self.allow {
             Some(_) => NetworkDefault::Deny,
             None => NetworkDefault::Allow,
         };
         match self.default.unwrap_or(default) {
-            NetworkDefault::Allow => NetworkOpinion::Open,
-            NetworkDefault::Deny => NetworkOpinion::Unlisted,
+            NetworkDefault::Allow => NetworkVerdict::Open,
+            NetworkDefault::Deny => NetworkVerdict::Unlisted,
         }
     }
 }

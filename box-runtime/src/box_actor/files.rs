@@ -98,7 +98,7 @@ impl BoxFiles {
     /// Returns the layers without those that the box made itself.
     ///
     /// A box that has failed begins with the same files as the first time.
-    pub(crate) fn begin_again(&mut self) {
+    pub(crate) fn reset_to_origin(&mut self) {
         self.layers.clone_from(&self.origin);
         (self.disk, self.stopping) = (None, None);
     }

@@ -142,7 +142,7 @@ impl Instance {
         let was_stopped = self.is_stopped();
         let is_restart = self.mark_starting(backend) && !was_stopped;
         if is_restart {
-            self.entry.status().files.begin_again();
+            self.entry.status().files.reset_to_origin();
             // A box that replaces a dead one is another box.
             self.shared.unique_ids.renew(&self.entry);
             // The record of a box that has failed before its first start.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use box_protocol::{Host, HostName, NetworkOpinion, NetworkPolicy};
+use box_protocol::{Host, HostName, NetworkPolicy, NetworkVerdict};
 use box_sys::Verdict;
 
 /// Reason for a refused or failed connection.
@@ -116,16 +116,16 @@ pub(crate) struct Policies {
 
 impl Policies {
     /// Evaluates both policies, the operator policy first.
-    fn check(&self, opinion: impl Fn(&NetworkPolicy) -> NetworkOpinion) -> Result<(), Refusal> {
-        match opinion(&self.operator) {
-            NetworkOpinion::Denied => return Err(Refusal::OperatorDenied),
-            NetworkOpinion::Unlisted => return Err(Refusal::OperatorUnlisted),
-            NetworkOpinion::Listed | NetworkOpinion::Open => {}
+    fn check(&self, verdict: impl Fn(&NetworkPolicy) -> NetworkVerdict) -> Result<(), Refusal> {
+        match verdict(&self.operator) {
+            NetworkVerdict::Denied => return Err(Refusal::OperatorDenied),
+            NetworkVerdict::Unlisted => return Err(Refusal::OperatorUnlisted),
+            NetworkVerdict::Listed | NetworkVerdict::Open => {}
         }
-        match opinion(&self.own) {
-            NetworkOpinion::Denied => Err(Refusal::Denied),
-            NetworkOpinion::Unlisted => Err(Refusal::Unlisted),
-            NetworkOpinion::Listed | NetworkOpinion::Open => Ok(()),
+        match verdict(&self.own) {
+            NetworkVerdict::Denied => Err(Refusal::Denied),
+            NetworkVerdict::Unlisted => Err(Refusal::Unlisted),
+            NetworkVerdict::Listed | NetworkVerdict::Open => Ok(()),
         }
     }
 
@@ -133,12 +133,12 @@ impl Policies {
     ///
     /// At least one port of the name must be permitted.
     pub(crate) fn check_lookup(&self, name: &HostName) -> Result<(), Refusal> {
-        self.check(|policy| policy.opinion_of_name(name))
+        self.check(|policy| policy.verdict_of_name(name))
     }
 
     /// Checks a host before its name is resolved.
     pub(crate) fn check_dial(&self, host: &Host, port: u16) -> Result<(), Refusal> {
-        self.check(|policy| policy.opinion(host, port))?;
+        self.check(|policy| policy.verdict(host, port))?;
         match host {
             Host::Address(address) => self.check_public(*address, port),
             Host::Name(_) => Ok(()),
@@ -147,17 +147,17 @@ impl Policies {
 
     /// Checks an address that a permitted name resolved to.
     pub(crate) fn check_address(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {
-        self.check(|policy| match policy.opinion_of_address(address, port) {
-            NetworkOpinion::Denied => NetworkOpinion::Denied,
+        self.check(|policy| match policy.verdict_of_address(address, port) {
+            NetworkVerdict::Denied => NetworkVerdict::Denied,
             // The policy lists the name, so the address needs no rule.
-            _ => NetworkOpinion::Open,
+            _ => NetworkVerdict::Open,
         })?;
         self.check_public(address, port)
     }
 
     /// Returns whether the operator policy lists the address explicitly.
     pub(crate) fn lists(&self, address: IpAddr, port: u16) -> bool {
-        self.operator.opinion_of_address(address, port) == NetworkOpinion::Listed
+        self.operator.verdict_of_address(address, port) == NetworkVerdict::Listed
     }
 
     fn check_public(&self, address: IpAddr, port: u16) -> Result<(), Refusal> {

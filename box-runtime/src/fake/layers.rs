@@ -6,7 +6,7 @@ use std::time::Duration;
 use box_protocol::BoxError;
 use uuid::Uuid;
 
-use super::{FakeBackend, Trouble, script};
+use super::{FakeBackend, InjectedFault, script};
 use crate::backend::{Layer, LayerFiles, LayerKind, Snapshot, SnapshotRequest};
 
 /// Size of every fake layer.
@@ -17,7 +17,7 @@ impl FakeBackend {
     /// Queues the behaviour of the next call that makes a layer.
     ///
     /// These are snapshots, stops that keep the files, and merges.
-    pub fn next_layer(&self, trouble: Trouble) {
+    pub fn next_layer(&self, trouble: InjectedFault) {
         self.inner().layer_troubles.push_back(trouble);
     }
 

@@ -43,7 +43,7 @@ use box_rpc::{Caller, Limits, Options, Session};
 use box_transports::queue;
 use uuid::Uuid;
 
-pub use self::script::{Reply, Trouble};
+pub use self::script::{InjectedFault, Reply};
 use crate::backend::{
     Availability, Backend, Capabilities, Facts, Layer, LayerFiles, LayerKind, Snapshot,
     SnapshotRequest, StartRequest, StartedBox,
@@ -73,19 +73,19 @@ pub struct FakeBackend {
 
 struct Inner {
     availability: Availability,
-    probe_trouble: Option<Trouble>,
+    probe_trouble: Option<InjectedFault>,
     capabilities: Capabilities,
     facts: Facts,
     contract: u32,
-    start_troubles: VecDeque<Trouble>,
+    start_troubles: VecDeque<InjectedFault>,
     persist_error: Option<BoxError>,
     persist_time: Duration,
     policy_hook: Option<Arc<PolicyHook>>,
-    stop_troubles: VecDeque<Trouble>,
-    layer_troubles: VecDeque<Trouble>,
+    stop_troubles: VecDeque<InjectedFault>,
+    layer_troubles: VecDeque<InjectedFault>,
     stopped_kind: LayerKind,
-    health_trouble: Option<Trouble>,
-    clear_trouble: Option<Trouble>,
+    health_trouble: Option<InjectedFault>,
+    clear_trouble: Option<InjectedFault>,
     next: VecDeque<Reply>,
     by_text: HashMap<String, Reply>,
     computed: Option<Arc<Answer>>,
@@ -185,7 +185,7 @@ impl FakeBackend {
     }
 
     /// Sets the behaviour of availability probes; `None` answers normally.
-    pub fn set_probe_trouble(&self, trouble: Option<Trouble>) {
+    pub fn set_probe_trouble(&self, trouble: Option<InjectedFault>) {
         self.inner().probe_trouble = trouble;
     }
 
@@ -205,22 +205,22 @@ impl FakeBackend {
     }
 
     /// Queues the behaviour of a future start.
-    pub fn next_start(&self, trouble: Trouble) {
+    pub fn next_start(&self, trouble: InjectedFault) {
         self.inner().start_troubles.push_back(trouble);
     }
 
     /// Queues the behaviour of a future stop.
-    pub fn next_stop(&self, trouble: Trouble) {
+    pub fn next_stop(&self, trouble: InjectedFault) {
         self.inner().stop_troubles.push_back(trouble);
     }
 
     /// Sets the behaviour of agent health checks; `None` answers normally.
-    pub fn set_health_trouble(&self, trouble: Option<Trouble>) {
+    pub fn set_health_trouble(&self, trouble: Option<InjectedFault>) {
         self.inner().health_trouble = trouble;
     }
 
     /// Sets the behaviour of agent clear calls; `None` answers normally.
-    pub fn set_clear_trouble(&self, trouble: Option<Trouble>) {
+    pub fn set_clear_trouble(&self, trouble: Option<InjectedFault>) {
         self.inner().clear_trouble = trouble;
     }
 

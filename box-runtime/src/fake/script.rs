@@ -11,7 +11,7 @@ use super::FOREVER;
 
 /// Failure of a start, a stop or a probe.
 #[derive(Debug, Clone)]
-pub enum Trouble {
+pub enum InjectedFault {
     /// The call succeeds after this time.
     Slow(Duration),
     /// The call never returns.
@@ -23,19 +23,19 @@ pub enum Trouble {
 }
 
 /// Applies a failure to the current call.
-pub(super) async fn apply(trouble: Option<Trouble>, what: &str) -> Result<(), BoxError> {
+pub(super) async fn apply(trouble: Option<InjectedFault>, what: &str) -> Result<(), BoxError> {
     match trouble {
         None => Ok(()),
-        Some(Trouble::Slow(time)) => {
+        Some(InjectedFault::Slow(time)) => {
             tokio::time::sleep(time).await;
             Ok(())
         }
-        Some(Trouble::Hang) => {
+        Some(InjectedFault::Hang) => {
             tokio::time::sleep(FOREVER).await;
             Ok(())
         }
-        Some(Trouble::Fail(error)) => Err(error),
-        Some(Trouble::Panic) => panic!("fake backend: scripted panic in {what}"),
+        Some(InjectedFault::Fail(error)) => Err(error),
+        Some(InjectedFault::Panic) => panic!("fake backend: scripted panic in {what}"),
     }
 }
 

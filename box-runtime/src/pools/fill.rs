@@ -120,7 +120,7 @@ impl Filler {
         let mut unwanted = Vec::new();
         let mut kept = VecDeque::new();
         for member in std::mem::take(&mut state.ready) {
-            let is_old = now.duration_since(member.born) >= max_age;
+            let is_old = now.duration_since(member.created_at) >= max_age;
             let is_dead = !member.instance.is_connected();
             if member.generation != generation || is_old || is_dead || kept.len() >= size {
                 unwanted.push(member);
@@ -128,7 +128,7 @@ impl Filler {
                 kept.push_back(member);
             }
         }
-        let next_old = kept.front().map(|member| member.born + max_age);
+        let next_old = kept.front().map(|member| member.created_at + max_age);
         let missing = size.saturating_sub(kept.len());
         state.ready = kept;
         if mode == Mode::Closed {
@@ -206,7 +206,7 @@ impl Filler {
         state.error = None;
         state.ready.push_back(Member {
             instance,
-            born: Instant::now(),
+            created_at: Instant::now(),
             generation,
         });
     }

@@ -109,13 +109,13 @@ struct PoolState {
 /// A box that waits in a pool.
 struct Member {
     instance: Instance,
-    born: Instant,
+    created_at: Instant,
     generation: u64,
 }
 
 /// The current figures of a pool.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct PoolFigures {
+pub(crate) struct PoolStats {
     pub(crate) ready: u64,
     pub(crate) error: Option<String>,
 }
@@ -271,9 +271,9 @@ impl Pool {
         self.state().template = template;
     }
 
-    pub(crate) fn figures(&self) -> PoolFigures {
+    pub(crate) fn figures(&self) -> PoolStats {
         let state = self.state();
-        PoolFigures {
+        PoolStats {
             ready: state.ready.len() as u64,
             error: state.error.clone(),
         }

@@ -140,7 +140,7 @@ async fn status_counts_boxes_and_free_capacity() {
 async fn callers_that_wait_for_a_probe_share_its_answer() {
     let w = fixture();
     w.backend
-        .set_probe_trouble(Some(box_runtime::fake::Trouble::Slow(seconds(2))));
+        .set_probe_trouble(Some(box_runtime::fake::InjectedFault::Slow(seconds(2))));
     w.backend.set_availability(Availability::unavailable("off"));
     let calls = (0..10).map(|at| {
         let w = &w;

@@ -6,7 +6,7 @@ use box_protocol::{
     BoxMountSpec, BoxSpec, BoxState, Code, ExecStatus, GatewayName, HostPathMode, Name, SpecDraft,
 };
 use box_runtime::Capabilities;
-use box_runtime::fake::{Reply, Trouble};
+use box_runtime::fake::{InjectedFault, Reply};
 use serde_json::json;
 
 use super::fixture::{code, exec_of, fixture, fixture_with, id, seconds, settle, spec};
@@ -30,7 +30,7 @@ async fn a_box_is_reused_by_its_id() {
 #[tokio::test(start_paused = true)]
 async fn concurrent_first_calls_start_the_box_once_and_run_in_order() {
     let w = fixture();
-    w.backend.next_start(Trouble::Slow(seconds(3)));
+    w.backend.next_start(InjectedFault::Slow(seconds(3)));
     let calls = (0..20).map(|at| w.exec_spec(spec("s", &format!("echo {at}"))));
     let results = futures::future::join_all(calls).await;
     assert!(results.iter().all(Result::is_ok));
@@ -51,7 +51,7 @@ async fn concurrent_first_calls_start_the_box_once_and_run_in_order() {
 async fn all_calls_that_wait_for_a_start_get_its_error() {
     let w = fixture();
     let full = box_protocol::BoxError::capacity("no room on this machine");
-    w.backend.next_start(Trouble::Fail(full));
+    w.backend.next_start(InjectedFault::Fail(full));
     let calls = (0..5).map(|_| w.exec("s", "true"));
     let results = futures::future::join_all(calls).await;
     assert!(
@@ -289,11 +289,11 @@ async fn a_caller_can_have_a_separate_limit() {
 #[tokio::test(start_paused = true)]
 async fn starting_and_ending_boxes_count() {
     let w = fixture_with(|config| config.max_boxes = 1);
-    w.backend.next_start(Trouble::Slow(seconds(5)));
+    w.backend.next_start(InjectedFault::Slow(seconds(5)));
     let making = w.begin("a", "true").await;
     assert_eq!(code(w.exec("b", "true").await), Code::Capacity);
     making.await.unwrap().unwrap();
-    w.backend.next_stop(Trouble::Slow(seconds(5)));
+    w.backend.next_stop(InjectedFault::Slow(seconds(5)));
     let (deleted, refused) = tokio::join!(w.delete("a"), async {
         settle().await;
         w.exec("b", "true").await
@@ -441,7 +441,7 @@ async fn bad_input_starts_nothing() {
 async fn every_admitted_call_is_served_by_the_next_box() {
     let w = fixture_with(|config| config.queued_calls = 4);
     w.backend.next_command(Reply::hang());
-    w.backend.next_stop(Trouble::Slow(seconds(5)));
+    w.backend.next_stop(InjectedFault::Slow(seconds(5)));
     let slow = w
         .begin_exec(exec_of(spec("s", "slow").timeout_sec(3)))
         .await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use box_protocol::actions::{BoxTransitionParams, BoxUpdateParams, OnTimeout, TargetState};
 use box_protocol::{BoxError, BoxState, Code, ExecStatus, LifetimeChange, Network};
 use box_runtime::Capabilities;
-use box_runtime::fake::{Reply, Trouble};
+use box_runtime::fake::{InjectedFault, Reply};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
@@ -130,21 +130,23 @@ impl Fixture {
             }
             Call::BadStart(seconds) => {
                 self.backend
-                    .next_start(Trouble::Slow(Duration::from_secs(seconds)));
+                    .next_start(InjectedFault::Slow(Duration::from_secs(seconds)));
                 Ok(())
             }
             Call::BadStop(seconds) => {
                 self.backend
-                    .next_stop(Trouble::Slow(Duration::from_secs(seconds)));
+                    .next_stop(InjectedFault::Slow(Duration::from_secs(seconds)));
                 Ok(())
             }
             Call::BadClear(bad) => {
-                self.backend.set_clear_trouble(bad.then_some(Trouble::Hang));
+                self.backend
+                    .set_clear_trouble(bad.then_some(InjectedFault::Hang));
                 Ok(())
             }
             Call::Deaf(deaf) => {
-                self.backend
-                    .set_health_trouble(deaf.then_some(Trouble::Slow(Duration::from_secs(7))));
+                self.backend.set_health_trouble(
+                    deaf.then_some(InjectedFault::Slow(Duration::from_secs(7))),
+                );
                 Ok(())
             }
         }

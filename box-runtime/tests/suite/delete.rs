@@ -1,7 +1,7 @@
 //! `box.delete`, and calls at the same time.
 
 use box_protocol::{BoxError, Code, ExecStatus, SpecDraft};
-use box_runtime::fake::{Reply, Trouble};
+use box_runtime::fake::{InjectedFault, Reply};
 use tokio::time::Instant;
 
 use super::fixture::{code, fixture, seconds, settle};
@@ -48,7 +48,7 @@ async fn force_does_not_wait() {
 #[tokio::test(start_paused = true)]
 async fn force_ends_a_start_that_hangs() {
     let w = fixture();
-    w.backend.next_start(Trouble::Hang);
+    w.backend.next_start(InjectedFault::Hang);
     let starting = w.begin("s", "job").await;
     w.force_delete("s").await.unwrap();
     let error = starting.await.unwrap().unwrap_err();
@@ -60,7 +60,7 @@ async fn force_ends_a_start_that_hangs() {
 #[tokio::test(start_paused = true)]
 async fn a_forced_delete_also_ends_earlier_requests() {
     let w = fixture();
-    w.backend.next_start(Trouble::Slow(seconds(5)));
+    w.backend.next_start(InjectedFault::Slow(seconds(5)));
     let create = w.create(SpecDraft::new("s"));
     let (making, waiting, deleted) = tokio::join!(create, w.exec("s", "job"), async {
         settle().await;
@@ -101,7 +101,7 @@ async fn an_exec_behind_a_delete_gets_a_new_box_with_its_own_spec() {
 async fn an_exec_during_the_stop_waits_for_it_and_gets_a_new_box() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
-    w.backend.next_stop(Trouble::Slow(seconds(5)));
+    w.backend.next_stop(InjectedFault::Slow(seconds(5)));
     let (deleted, next) = tokio::join!(w.delete("s"), async {
         settle().await;
         assert_eq!(w.get("s").await.unwrap().status, ExecStatus::Closing);
@@ -117,7 +117,7 @@ async fn an_exec_during_the_stop_waits_for_it_and_gets_a_new_box() {
 async fn concurrent_deletes_delete_once() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
-    w.backend.next_stop(Trouble::Slow(seconds(1)));
+    w.backend.next_stop(InjectedFault::Slow(seconds(1)));
     let (first, second) = tokio::join!(w.delete("s"), w.delete("s"));
     first.unwrap();
     assert_eq!(code(second), Code::NotFound);
@@ -128,10 +128,10 @@ async fn concurrent_deletes_delete_once() {
 async fn a_failed_stop_is_reported_and_the_box_removed() {
     let w = fixture();
     for (trouble, expected) in [
-        (Trouble::Hang, Code::Timeout),
-        (Trouble::Panic, Code::Internal),
+        (InjectedFault::Hang, Code::Timeout),
+        (InjectedFault::Panic, Code::Internal),
         (
-            Trouble::Fail(BoxError::unavailable("daemon away")),
+            InjectedFault::Fail(BoxError::unavailable("daemon away")),
             Code::Unavailable,
         ),
     ] {
@@ -147,7 +147,7 @@ async fn a_dead_box_is_stopped_even_if_the_call_is_cancelled() {
     let w = fixture();
     w.exec("s", "true").await.unwrap();
     w.backend.kill_box("s");
-    w.backend.next_stop(Trouble::Hang);
+    w.backend.next_stop(InjectedFault::Hang);
     let waiting = w.begin("s", "job").await;
     w.force_delete("s").await.unwrap();
     assert_eq!(w.backend.stops(), ["s"]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use box_protocol::actions::{BoxCreateParams, BoxListParams, IfExists};
 use box_protocol::error::{Detail, Ended};
 use box_protocol::{BoxError, BoxInfo, BoxState, Code, Lifetime, Name, SpecDraft};
-use box_runtime::fake::Trouble;
+use box_runtime::fake::InjectedFault;
 use box_test_wait::eventually;
 use serde_json::json;
 use tokio::time::sleep;
@@ -20,7 +20,7 @@ const REASON: &str = "no such image";
 async fn fail(w: &Fixture, spec: SpecDraft) -> BoxInfo {
     let id = spec.box_id.clone().unwrap();
     w.backend
-        .next_start(Trouble::Fail(BoxError::not_found(REASON)));
+        .next_start(InjectedFault::Fail(BoxError::not_found(REASON)));
     let params = BoxCreateParams {
         keep_failed: true,
         ..BoxCreateParams::new(spec)
@@ -50,7 +50,7 @@ async fn a_box_that_cannot_start_stays_with_the_reason_if_asked_for() {
     assert_eq!(detail.ended, Some(Ended::Failed));
     // Without the setting, nothing stays.
     w.backend
-        .next_start(Trouble::Fail(BoxError::not_found(REASON)));
+        .next_start(InjectedFault::Fail(BoxError::not_found(REASON)));
     assert_eq!(code(w.create(SpecDraft::new("b")).await), Code::NotFound);
     assert_eq!(code(w.get("b").await), Code::NotFound);
 }
@@ -126,7 +126,7 @@ fn records(directory: &Path) -> usize {
 /// Starts to create a box whose start never returns, and returns when a caller has seen it.
 async fn hang(w: &Fixture, spec: SpecDraft) -> BoxInfo {
     let box_id = spec.box_id.clone().unwrap();
-    create_unseen(w, spec, Trouble::Hang);
+    create_unseen(w, spec, InjectedFault::Hang);
     see(w, &box_id).await
 }
 
@@ -141,7 +141,7 @@ async fn see(w: &Fixture, box_id: &str) -> BoxInfo {
 }
 
 /// Starts to create a box, and does not wait for its start.
-fn create_unseen(w: &Fixture, spec: SpecDraft, start: Trouble) {
+fn create_unseen(w: &Fixture, spec: SpecDraft, start: InjectedFault) {
     w.backend.next_start(start);
     let params = BoxCreateParams {
         keep_failed: true,
@@ -163,7 +163,7 @@ async fn a_box_that_a_crash_interrupted_in_its_start_starts_again() {
     let starting = hang(&w, spec).await;
     assert_eq!(starting.state, BoxState::Starting);
     // Without the setting, a box that has not started is gone.
-    w.backend.next_start(Trouble::Hang);
+    w.backend.next_start(InjectedFault::Hang);
     let other = w.with_caller(w.caller.clone());
     tokio::spawn(async move { other.create(SpecDraft::new("b")).await });
     settle().await;
@@ -197,7 +197,7 @@ async fn a_box_that_a_crash_interrupted_in_its_start_starts_again() {
 async fn a_starting_box_has_a_record_once_a_caller_has_seen_it() {
     let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let w = with_state(before.path());
-    create_unseen(&w, SpecDraft::new("a"), Trouble::Hang);
+    create_unseen(&w, SpecDraft::new("a"), InjectedFault::Hang);
     while w.backend.starts().is_empty() {
         settle().await;
     }
@@ -236,7 +236,7 @@ async fn a_start_that_ends_three_servers_fails() {
     hang(&servers[0], SpecDraft::new("a")).await;
     for (before, after) in [(first, second), (second, third)] {
         let w = crashed(before, after);
-        w.backend.next_start(Trouble::Hang);
+        w.backend.next_start(InjectedFault::Hang);
         w.runtime.adopt().await.unwrap();
         assert_eq!(w.get("a").await.unwrap().state, BoxState::Starting);
         servers.push(w);
@@ -305,7 +305,7 @@ async fn a_box_that_is_deleted_at_any_moment_of_its_start_leaves_no_record() {
     w.backend.set_persist_time(Duration::from_millis(30));
     let (mut was_written, mut has_run) = (false, false);
     for moment in 0..16 {
-        let slow = Trouble::Slow(Duration::from_millis(60));
+        let slow = InjectedFault::Slow(Duration::from_millis(60));
         create_unseen(&w, SpecDraft::new("a"), slow);
         see(&w, "a").await;
         was_written |= records(directory.path()) == 1;
@@ -328,7 +328,7 @@ async fn a_failed_box_of_an_earlier_server_starts_with_its_own_settings() {
     let failed = fail(&w, spec).await;
     let next = after_crash(before.path(), after.path()).await;
     // A restart that the server does not survive leaves the box as starting.
-    next.backend.next_start(Trouble::Hang);
+    next.backend.next_start(InjectedFault::Hang);
     let (runtime, caller) = (next.runtime.clone(), next.caller.clone());
     let again = BoxCreateParams::new(SpecDraft::new("a"));
     tokio::spawn(async move { runtime.create(&caller, again).await });

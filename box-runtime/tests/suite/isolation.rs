@@ -1,7 +1,7 @@
 //! A fault of one box has no effect on another.
 
 use box_protocol::{BoxState, Code};
-use box_runtime::fake::{Reply, Trouble};
+use box_runtime::fake::{InjectedFault, Reply};
 use tokio::time::Instant;
 
 use super::fixture::{code, fixture, fixture_with, seconds, settle};
@@ -9,7 +9,7 @@ use super::fixture::{code, fixture, fixture_with, seconds, settle};
 #[tokio::test(start_paused = true)]
 async fn a_stuck_start_delays_no_other_box() {
     let w = fixture_with(|config| config.start_timeout = seconds(30));
-    w.backend.next_start(Trouble::Hang);
+    w.backend.next_start(InjectedFault::Hang);
     let stuck = w.begin("stuck", "true").await;
     let begun = Instant::now();
     for box_id in ["a", "b", "c"] {
@@ -31,7 +31,7 @@ async fn a_stuck_start_delays_no_other_box() {
 async fn a_stuck_stop_delays_no_other_box() {
     let w = fixture();
     w.exec("stuck", "true").await.unwrap();
-    w.backend.next_stop(Trouble::Hang);
+    w.backend.next_stop(InjectedFault::Hang);
     let begun = Instant::now();
     let (stuck, other) = tokio::join!(w.delete("stuck"), async {
         settle().await;
@@ -48,7 +48,7 @@ async fn a_panic_in_a_backend_affects_one_box() {
     w.backend
         .on_command("sleep", Reply::default().takes(seconds(5)));
     let running = w.begin("fine", "sleep").await;
-    w.backend.next_start(Trouble::Panic);
+    w.backend.next_start(InjectedFault::Panic);
     let error = w.exec("bad", "true").await.unwrap_err();
     assert_eq!(error.code(), Code::Internal);
     assert!(error.message().contains("fake"), "{error}");
@@ -62,7 +62,7 @@ async fn a_probe_that_hangs_or_panics_is_an_unavailable_backend() {
     let w = fixture();
     w.exec("there", "true").await.unwrap();
     tokio::time::sleep(seconds(2)).await;
-    for trouble in [Trouble::Hang, Trouble::Panic] {
+    for trouble in [InjectedFault::Hang, InjectedFault::Panic] {
         w.backend.set_probe_trouble(Some(trouble));
         let (health, there, new) = tokio::join!(
             w.runtime.health(),

@@ -8,7 +8,7 @@ use box_protocol::{
     BoxError, BoxState, Code, ExecStatus, Lifetime, LifetimeAction, LifetimeChange, SpecDraft,
     UnixMs,
 };
-use box_runtime::fake::{Reply, Trouble};
+use box_runtime::fake::{InjectedFault, Reply};
 use tokio::time::sleep;
 
 use super::fixture::{Fixture, code, fixture, fixture_with, id, seconds, spec};
@@ -158,7 +158,7 @@ async fn a_new_lifetime_applies_at_once() {
 async fn a_slow_health_answer_counts_as_use() {
     let w = fixture_with(|config| config.idle_ttl = seconds(10));
     w.exec("s", "true").await.unwrap();
-    w.backend.set_health_trouble(Some(Trouble::Hang));
+    w.backend.set_health_trouble(Some(InjectedFault::Hang));
     // In the middle of the query to the backend.
     sleep(seconds(12)).await;
     assert_eq!(w.get("s").await.unwrap().status, ExecStatus::Idle);
@@ -185,7 +185,10 @@ fn stopping(box_id: &str) -> SpecDraft {
 async fn a_failed_stop_keeps_the_files_and_is_retried() {
     let w = fixture();
     w.create(stopping("s")).await.unwrap();
-    for trouble in [Trouble::Hang, Trouble::Fail(BoxError::internal("stuck"))] {
+    for trouble in [
+        InjectedFault::Hang,
+        InjectedFault::Fail(BoxError::internal("stuck")),
+    ] {
         w.backend.set_clear_trouble(Some(trouble));
         sleep(seconds(60)).await;
         assert_eq!(w.get("s").await.unwrap().backend_id, "backend-s");
@@ -293,7 +296,7 @@ async fn an_expiry_that_keeps_the_box_waits_for_its_exec() {
 async fn an_expired_box_that_cannot_be_stopped_is_stopped_later() {
     let w = fixture();
     w.create(expiring("s", LifetimeAction::Stop)).await.unwrap();
-    let stuck = Trouble::Fail(BoxError::internal("stuck"));
+    let stuck = InjectedFault::Fail(BoxError::internal("stuck"));
     w.backend.set_clear_trouble(Some(stuck));
     sleep(seconds(70)).await;
     assert_eq!(state(&w, "s").await, BoxState::Running);

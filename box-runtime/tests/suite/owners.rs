@@ -5,7 +5,7 @@ use box_protocol::actions::{
 };
 use box_protocol::{BoxState, Code};
 use box_runtime::Caller;
-use box_runtime::fake::Trouble;
+use box_runtime::fake::InjectedFault;
 
 use super::fixture::{code, fixture, id, seconds, settle, spec};
 
@@ -136,7 +136,7 @@ async fn the_holder_of_a_capability_sees_one_box() {
 #[tokio::test(start_paused = true)]
 async fn a_box_has_one_unique_id_from_its_creation_to_its_deletion() {
     let w = fixture();
-    w.backend.next_start(Trouble::Slow(seconds(9)));
+    w.backend.next_start(InjectedFault::Slow(seconds(9)));
     let creating = w.create(spec("x", ""));
     let early = async {
         settle().await;

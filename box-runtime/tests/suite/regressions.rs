@@ -7,7 +7,7 @@ use box_protocol::{
     BoxMountSpec, Code, ExecutionStatus, HostPathMode, Lifetime, PerStream, SpecDraft, UnixMs,
 };
 use box_rpc::{Caller, Options, Router, Session};
-use box_runtime::fake::{Reply, Trouble};
+use box_runtime::fake::{InjectedFault, Reply};
 use box_transports::queue;
 use tokio::sync::mpsc;
 
@@ -37,7 +37,7 @@ async fn a_box_that_expires_before_it_is_ready_is_not_restarted() {
     let fixture = fixture();
     fixture
         .backend
-        .next_start(Trouble::Slow(std::time::Duration::from_millis(5)));
+        .next_start(InjectedFault::Slow(std::time::Duration::from_millis(5)));
     let mut past = SpecDraft::new("s");
     past.lifetime = Some(Lifetime {
         expires_at: Some(UnixMs(1)),

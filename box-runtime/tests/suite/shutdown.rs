@@ -2,7 +2,7 @@
 
 use box_protocol::Code;
 use box_protocol::actions::SystemShutdownParams;
-use box_runtime::fake::{Reply, Trouble};
+use box_runtime::fake::{InjectedFault, Reply};
 use tokio::time::Instant;
 
 use super::fixture::{code, fixture, seconds, settle};
@@ -25,7 +25,7 @@ async fn every_box_is_ended_and_the_runtime_serves_again() {
 async fn new_calls_are_refused_during_a_shutdown_but_health_answers() {
     let w = fixture();
     w.exec("a", "true").await.unwrap();
-    w.backend.next_stop(Trouble::Slow(seconds(5)));
+    w.backend.next_stop(InjectedFault::Slow(seconds(5)));
     let (down, ()) = tokio::join!(w.shutdown(), async {
         settle().await;
         for box_id in ["a", "new"] {
@@ -56,7 +56,7 @@ async fn a_box_that_does_not_end_is_abandoned_at_the_deadline() {
     let w = fixture();
     w.exec("a", "true").await.unwrap();
     w.exec("b", "true").await.unwrap();
-    w.backend.next_stop(Trouble::Hang);
+    w.backend.next_stop(InjectedFault::Hang);
     let begun = Instant::now();
     let params = SystemShutdownParams {
         exit: false,
@@ -76,7 +76,7 @@ async fn a_box_that_does_not_end_is_abandoned_at_the_deadline() {
 async fn concurrent_shutdowns_all_answer() {
     let w = fixture();
     w.exec("a", "true").await.unwrap();
-    w.backend.next_stop(Trouble::Slow(seconds(1)));
+    w.backend.next_stop(InjectedFault::Slow(seconds(1)));
     let (first, second) = tokio::join!(w.shutdown(), w.shutdown());
     assert_eq!((first.ended, second.ended), (1, 1));
     assert_eq!(w.shutdown().await.ended, 0);
@@ -86,7 +86,7 @@ async fn concurrent_shutdowns_all_answer() {
 async fn a_shutdown_that_times_out_ends_the_wait_of_the_others() {
     let w = fixture();
     w.exec("a", "true").await.unwrap();
-    w.backend.next_stop(Trouble::Hang);
+    w.backend.next_stop(InjectedFault::Hang);
     let begun = Instant::now();
     let within = |within_ms| SystemShutdownParams {
         exit: false,

@@ -11,7 +11,7 @@ use box_protocol::catalog::{CatalogItem, CatalogKind, ItemContent, ItemState, Sn
 use box_protocol::error::Detail;
 use box_protocol::{BoxError, BoxInfo, BoxState, Checkpoint, Code, Labels, Name, SpecDraft};
 use box_runtime::LayerKind;
-use box_runtime::fake::Trouble;
+use box_runtime::fake::InjectedFault;
 use serde_json::json;
 
 use super::catalog::params;
@@ -152,11 +152,11 @@ async fn a_failed_snapshot_leaves_nothing() {
     w.create(SpecDraft::new("a")).await.unwrap();
     for _ in 0..2 {
         let full = BoxError::capacity("the disk is full");
-        w.backend.next_layer(Trouble::Fail(full));
+        w.backend.next_layer(InjectedFault::Fail(full));
         assert_eq!(code(snapshot(&w, "a", "s").await), Code::Capacity);
     }
     w.backend
-        .next_layer(Trouble::Fail(BoxError::capacity("full")));
+        .next_layer(InjectedFault::Fail(BoxError::capacity("full")));
     assert_eq!(code(fork(&w, "a", 2).await), Code::Capacity);
     has(&directory, "layers", 0).await;
     let listed = CatalogListParams::of(CatalogKind::Snapshot);
@@ -261,7 +261,7 @@ async fn a_fork_makes_all_boxes_or_none() {
     }
     has(&directory, "layers", 0).await;
     w.backend
-        .next_start(Trouble::Fail(BoxError::capacity("full")));
+        .next_start(InjectedFault::Fail(BoxError::capacity("full")));
     assert_eq!(code(fork(&w, "a", 3).await), Code::Capacity);
     assert_eq!(w.list().await.len(), 1);
     has(&directory, "layers", 0).await;
@@ -295,7 +295,7 @@ async fn a_stopped_box_is_layers_and_a_record() {
         (1, 1)
     );
     w.backend
-        .next_start(Trouble::Fail(BoxError::capacity("full")));
+        .next_start(InjectedFault::Fail(BoxError::capacity("full")));
     let refused = move_to(&w, "a", TargetState::Running).await;
     assert_eq!(code(refused), Code::Capacity);
     assert_eq!(w.get("a").await.unwrap().state, BoxState::Stopped);
@@ -336,7 +336,8 @@ async fn a_snapshot_during_a_start_has_the_disk_of_the_stopped_box() {
     move_to(&w, "a", TargetState::Stopped).await.unwrap();
     // The runtime asks the backend again before the start.
     tokio::time::sleep(seconds(2)).await;
-    w.backend.set_probe_trouble(Some(Trouble::Slow(seconds(1))));
+    w.backend
+        .set_probe_trouble(Some(InjectedFault::Slow(seconds(1))));
     let (runtime, caller) = (w.runtime.clone(), w.caller.clone());
     let to_start = BoxTransitionParams {
         box_id: id("a"),
@@ -354,7 +355,7 @@ async fn a_snapshot_during_a_start_has_the_disk_of_the_stopped_box() {
     // A start that fails leaves the box as it was.
     move_to(&w, "a", TargetState::Stopped).await.unwrap();
     w.backend
-        .set_probe_trouble(Some(Trouble::Fail(BoxError::unavailable("no"))));
+        .set_probe_trouble(Some(InjectedFault::Fail(BoxError::unavailable("no"))));
     tokio::time::sleep(seconds(2)).await;
     let refused = move_to(&w, "a", TargetState::Running).await;
     assert_eq!(code(refused), Code::Unavailable);
@@ -466,7 +467,8 @@ async fn a_snapshot_during_a_stop_waits_for_the_end_of_the_processes() {
     let directory = tempfile::tempdir().unwrap();
     let w = with_state(&directory);
     w.create(SpecDraft::new("a")).await.unwrap();
-    w.backend.set_clear_trouble(Some(Trouble::Slow(seconds(1))));
+    w.backend
+        .set_clear_trouble(Some(InjectedFault::Slow(seconds(1))));
     let (runtime, caller) = (w.runtime.clone(), w.caller.clone());
     let to_stop = BoxTransitionParams {
         box_id: id("a"),
@@ -506,7 +508,7 @@ async fn a_failed_snapshot_leaves_the_tag_of_the_good_one() {
     };
     let good = w.runtime.snapshot(&w.caller, tagged("good")).await.unwrap();
     w.backend
-        .next_layer(Trouble::Fail(BoxError::capacity("full")));
+        .next_layer(InjectedFault::Fail(BoxError::capacity("full")));
     let failed = w.runtime.snapshot(&w.caller, tagged("bad")).await;
     assert_eq!(code(failed), Code::Capacity);
     let find = || -> CatalogGetParams { params(json!({"kind": "snapshot", "item": "latest"})) };
@@ -537,7 +539,7 @@ async fn a_failed_snapshot_stays_if_asked_for_until_the_next_with_its_name() {
     let w = with_state(&directory);
     w.create(SpecDraft::new("a")).await.unwrap();
     w.backend
-        .next_layer(Trouble::Fail(BoxError::capacity("full")));
+        .next_layer(InjectedFault::Fail(BoxError::capacity("full")));
     let kept = json!({"box_id": "a", "name": "kept", "tags": ["latest"], "keep_failed": true});
     let refused = w.runtime.snapshot(&w.caller, params(kept)).await;
     assert_eq!(code(refused), Code::Capacity);

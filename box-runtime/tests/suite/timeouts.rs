@@ -2,7 +2,7 @@
 
 use box_protocol::actions::OnTimeout;
 use box_protocol::{BoxState, ExecStatus, ExecutionStatus, Killed};
-use box_runtime::fake::{Reply, Trouble};
+use box_runtime::fake::{InjectedFault, Reply};
 use tokio::time::Instant;
 
 use super::fixture::{exec_of, fixture, seconds, spec};
@@ -11,7 +11,7 @@ use super::fixture::{exec_of, fixture, seconds, spec};
 async fn a_timeout_is_a_result_and_removes_the_box() {
     let w = fixture();
     w.backend.on_command("sleep", Reply::hang());
-    w.backend.next_stop(Trouble::Slow(seconds(1)));
+    w.backend.next_stop(InjectedFault::Slow(seconds(1)));
     let begun = Instant::now();
     let result = w
         .exec_spec(spec("s", "sleep").timeout_sec(3))

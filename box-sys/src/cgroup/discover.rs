@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Access, AtFlags, Mode};
 
-use super::{Ability, open_dir, read, write};
+use super::{CgroupFeature, open_dir, read, write};
 
 /// Cgroup to which the processes of this program move, to empty their parent.
 const HOST_GROUP: &str = "box-host";
@@ -28,21 +28,21 @@ pub(super) struct Mounted {
 }
 
 impl Mounted {
-    pub(super) fn abilities(&self) -> Vec<Ability> {
+    pub(super) fn abilities(&self) -> Vec<CgroupFeature> {
         let mut abilities = Vec::new();
         for controller in &self.controllers {
             match controller.as_str() {
-                "cpu" => abilities.push(Ability::Cpu),
-                "memory" => abilities.push(Ability::Memory),
-                "pids" => abilities.push(Ability::Pids),
-                "cpuacct" => abilities.push(Ability::CpuUsage),
-                "freezer" => abilities.push(Ability::Freeze),
-                "blkio" | "io" => abilities.push(Ability::Disk),
+                "cpu" => abilities.push(CgroupFeature::Cpu),
+                "memory" => abilities.push(CgroupFeature::Memory),
+                "pids" => abilities.push(CgroupFeature::Pids),
+                "cpuacct" => abilities.push(CgroupFeature::CpuUsage),
+                "freezer" => abilities.push(CgroupFeature::Freeze),
+                "blkio" | "io" => abilities.push(CgroupFeature::Disk),
                 _ => {}
             }
         }
         if self.v2 {
-            abilities.extend([Ability::CpuUsage, Ability::Freeze]);
+            abilities.extend([CgroupFeature::CpuUsage, CgroupFeature::Freeze]);
         }
         abilities
     }
@@ -176,7 +176,7 @@ mod tests {
     fn mounts_of_both_versions_are_found() {
         let v1 = parse_mount(V1, None).unwrap();
         assert_eq!((v1.v2, v1.path.as_str()), (false, "/sys/fs/cgroup/memory"));
-        assert_eq!(v1.abilities(), [Ability::Memory]);
+        assert_eq!(v1.abilities(), [CgroupFeature::Memory]);
         let v2 = parse_mount(V2, None).unwrap();
         assert!(v2.v2);
         assert!(parse_mount("22 27 0:21 / /proc rw - proc proc rw", None).is_none());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use super::{Ability, Cgroups, Hierarchy, open_dir, read, write};
+use super::{CgroupFeature, Cgroups, Hierarchy, open_dir, read, write};
 use crate::plan::Limits;
 
 /// Period of the CPU quota, the kernel's default.
@@ -86,7 +86,7 @@ impl Cgroups {
             group.v1.last().map(|(dir, _)| dir)
         };
         match (&self.disks, dir) {
-            (Some(disks), Some(dir)) if hierarchy.abilities.contains(&Ability::Disk) => {
+            (Some(disks), Some(dir)) if hierarchy.abilities.contains(&CgroupFeature::Disk) => {
                 disks.limit(dir, hierarchy.v2)
             }
             _ => Ok(()),
@@ -138,19 +138,19 @@ impl Cgroups {
             let Some(dir) = dir else { continue };
             for ability in &hierarchy.abilities {
                 match (ability, hierarchy.v2) {
-                    (Ability::Cpu, false) => cpu_v1(dir, limits.cpus)?,
-                    (Ability::Cpu, true) => write(
+                    (CgroupFeature::Cpu, false) => cpu_v1(dir, limits.cpus)?,
+                    (CgroupFeature::Cpu, true) => write(
                         dir,
                         "cpu.max",
                         &format!("{} {PERIOD_US}", quota(limits.cpus, "max")),
                     )?,
-                    (Ability::Memory, false) => memory_v1(dir, limits.memory)?,
-                    (Ability::Memory, true) => memory_v2(dir, limits.memory)?,
-                    (Ability::Pids, _) => {
+                    (CgroupFeature::Memory, false) => memory_v1(dir, limits.memory)?,
+                    (CgroupFeature::Memory, true) => memory_v2(dir, limits.memory)?,
+                    (CgroupFeature::Pids, _) => {
                         let pids = limits.pids.map(|pids| pids.saturating_add(AGENT_TASKS));
                         write(dir, "pids.max", &number_or(pids, "max"))?;
                     }
-                    (Ability::CpuUsage | Ability::Freeze | Ability::Disk, _) => {}
+                    (CgroupFeature::CpuUsage | CgroupFeature::Freeze | CgroupFeature::Disk, _) => {}
                 }
             }
         }
@@ -178,7 +178,7 @@ impl Cgroups {
                 return false;
             };
             let clean = hierarchy.abilities.iter().all(|ability| match ability {
-                Ability::Memory => {
+                CgroupFeature::Memory => {
                     let killed = read(dir, "memory.oom_control")
                         .is_ok_and(|text| !text.contains("oom_kill 0"));
                     // Connections can outlive their processes.
@@ -192,8 +192,10 @@ impl Cgroups {
                             used.trim().parse().unwrap_or(u64::MAX) < REUSABLE_CHARGE_MAX
                         })
                 }
-                Ability::Pids => read(dir, "pids.events").is_ok_and(|text| text.contains("max 0")),
-                Ability::CpuUsage => write(dir, "cpuacct.usage", "0").is_ok(),
+                CgroupFeature::Pids => {
+                    read(dir, "pids.events").is_ok_and(|text| text.contains("max 0"))
+                }
+                CgroupFeature::CpuUsage => write(dir, "cpuacct.usage", "0").is_ok(),
                 _ => true,
             });
             if !clean {

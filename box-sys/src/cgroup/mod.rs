@@ -36,7 +36,7 @@ pub(crate) use usage::{OOM_KILLS, Owner, field_of, read_start_time, start_time};
 /// A feature of a cgroup hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ability {
+pub enum CgroupFeature {
     /// Limits CPU time.
     Cpu,
     /// Limits memory.
@@ -51,7 +51,7 @@ pub enum Ability {
     Disk,
 }
 
-impl Ability {
+impl CgroupFeature {
     /// Name of the feature in the list of missing primitives.
     pub fn name(self) -> &'static str {
         match self {
@@ -66,20 +66,20 @@ impl Ability {
 }
 
 /// All features. The last one is optional.
-const ALL: [Ability; 6] = [
-    Ability::Cpu,
-    Ability::Memory,
-    Ability::Pids,
-    Ability::CpuUsage,
-    Ability::Freeze,
-    Ability::Disk,
+const ALL: [CgroupFeature; 6] = [
+    CgroupFeature::Cpu,
+    CgroupFeature::Memory,
+    CgroupFeature::Pids,
+    CgroupFeature::CpuUsage,
+    CgroupFeature::Freeze,
+    CgroupFeature::Disk,
 ];
 
 /// A mounted hierarchy and its features.
 #[derive(Debug)]
 pub(crate) struct Hierarchy {
     v2: bool,
-    abilities: Vec<Ability>,
+    abilities: Vec<CgroupFeature>,
     /// Parent directory of all boxes' cgroups.
     parent: OwnedFd,
     /// Directory that contains `parent`.
@@ -120,9 +120,10 @@ impl Cgroups {
 
     fn find(parent: &str, hold: Option<String>, disks: Option<Disks>) -> Self {
         let mut hierarchies = Vec::new();
-        let mut wanted: Vec<Ability> = ALL.to_vec();
+        let mut wanted: Vec<CgroupFeature> = ALL.to_vec();
         // A client that only reads uses the features that a server has enabled.
-        wanted.retain(|ability| *ability != Ability::Disk || disks.is_some() || hold.is_none());
+        wanted
+            .retain(|ability| *ability != CgroupFeature::Disk || disks.is_some() || hold.is_none());
         let mut found = discover::mounted(parent, hold.is_some());
         // Version 2 first: version 1 only provides what version 2 lacks.
         found.sort_by_key(|mount| !mount.v2);
@@ -142,20 +143,21 @@ impl Cgroups {
     }
 
     /// Features that no hierarchy offers this user.
-    pub fn missing(&self) -> Vec<Ability> {
-        let has = |ability: &Ability| {
+    pub fn missing(&self) -> Vec<CgroupFeature> {
+        let has = |ability: &CgroupFeature| {
             self.hierarchies
                 .iter()
                 .any(|h| h.abilities.contains(ability))
         };
-        let wanted = |ability: &Ability| *ability != Ability::Disk || self.disks.is_some();
+        let wanted =
+            |ability: &CgroupFeature| *ability != CgroupFeature::Disk || self.disks.is_some();
         ALL.into_iter()
             .filter(|ability| wanted(ability) && !has(ability))
             .collect()
     }
 
     /// The hierarchy with a feature.
-    fn with(&self, ability: Ability) -> Option<&Hierarchy> {
+    fn with(&self, ability: CgroupFeature) -> Option<&Hierarchy> {
         self.hierarchies
             .iter()
             .find(|h| h.abilities.contains(&ability))
@@ -184,7 +186,7 @@ impl Cgroups {
     }
 }
 
-impl Ability {
+impl CgroupFeature {
     fn is_stateless(self) -> bool {
         matches!(self, Self::Freeze | Self::CpuUsage | Self::Disk)
     }
@@ -195,9 +197,9 @@ impl Hierarchy {
         mount: &discover::Mounted,
         parent: &str,
         hold: Option<&str>,
-        wanted: &[Ability],
+        wanted: &[CgroupFeature],
     ) -> Option<Self> {
-        let v1_unwanted = |ability: &Ability| !wanted.contains(ability);
+        let v1_unwanted = |ability: &CgroupFeature| !wanted.contains(ability);
         if !mount.v2 && mount.abilities().iter().all(v1_unwanted) {
             return None;
         }
@@ -267,12 +269,12 @@ fn open_held(top: &OwnedFd, parent: &str, hold: &str) -> Option<OwnedFd> {
 /// A single failure would void a joint request. A cgroup with processes is skipped, except the
 /// root, which has no type. There the kernel would refuse memory and grant the others, and then
 /// refuse processes in child cgroups (EOPNOTSUPP).
-fn enable(group: &OwnedFd, wanted: &[Ability]) {
+fn enable(group: &OwnedFd, wanted: &[CgroupFeature]) {
     let empty = read(group.as_fd(), "cgroup.procs").is_ok_and(|there| there.is_empty());
     if !empty && read(group.as_fd(), "cgroup.type").is_ok() {
         return;
     }
-    let io = wanted.contains(&Ability::Disk).then_some("+io");
+    let io = wanted.contains(&CgroupFeature::Disk).then_some("+io");
     for controller in ["+cpu", "+memory", "+pids"].into_iter().chain(io) {
         let _ = write(group.as_fd(), "cgroup.subtree_control", controller);
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use super::{Ability, Cgroups, open_dir, read, write};
+use super::{CgroupFeature, Cgroups, open_dir, read, write};
 
 /// Resource usage of a box. `None` if this host does not measure it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub struct Usage {
 const NO_LIMIT: u64 = 1 << 62;
 
 impl Cgroups {
-    fn dir(&self, name: &str, ability: Ability) -> Option<(OwnedFd, bool)> {
+    fn dir(&self, name: &str, ability: CgroupFeature) -> Option<(OwnedFd, bool)> {
         let hierarchy = self.with(ability)?;
         Some((open_dir(&hierarchy.parent, name).ok()?, hierarchy.v2))
     }
@@ -43,14 +43,14 @@ impl Cgroups {
     /// Resource usage of the box in this cgroup.
     pub(crate) fn usage(&self, name: &str) -> Usage {
         let mut usage = Usage::default();
-        if let Some((dir, v2)) = self.dir(name, Ability::CpuUsage) {
+        if let Some((dir, v2)) = self.dir(name, CgroupFeature::CpuUsage) {
             usage.cpu = if v2 {
                 field(&dir, "cpu.stat", "usage_usec").map(Duration::from_micros)
             } else {
                 number(&dir, "cpuacct.usage").map(Duration::from_nanos)
             };
         }
-        if let Some((dir, v2)) = self.dir(name, Ability::Memory) {
+        if let Some((dir, v2)) = self.dir(name, CgroupFeature::Memory) {
             let [now, peak, limit] = if v2 {
                 ["memory.current", "memory.peak", "memory.max"]
             } else {
@@ -67,7 +67,7 @@ impl Cgroups {
             usage.memory_limit = number(&dir, limit).filter(|limit| *limit < NO_LIMIT);
             usage.oom_kills = oom_kills(&dir, v2);
         }
-        if let Some((dir, _)) = self.dir(name, Ability::Pids) {
+        if let Some((dir, _)) = self.dir(name, CgroupFeature::Pids) {
             usage.pids = number(&dir, "pids.current");
         }
         usage
@@ -75,7 +75,7 @@ impl Cgroups {
 
     /// The file with the number of OOM kills, for init to read.
     pub(crate) fn oom_file(&self, name: &str) -> Option<OwnedFd> {
-        let (dir, v2) = self.dir(name, Ability::Memory)?;
+        let (dir, v2) = self.dir(name, CgroupFeature::Memory)?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         rustix::fs::openat(&dir, oom_name(v2), flags, Mode::empty()).ok()
     }
@@ -89,7 +89,7 @@ impl Cgroups {
     ///
     /// With version 1, a kill takes effect only after the process is resumed.
     pub(crate) fn freeze(&self, name: &str, frozen: bool) -> io::Result<()> {
-        let Some((dir, v2)) = self.dir(name, Ability::Freeze) else {
+        let Some((dir, v2)) = self.dir(name, CgroupFeature::Freeze) else {
             return Err(io::ErrorKind::Unsupported.into());
         };
         if v2 {
@@ -105,7 +105,7 @@ impl Cgroups {
 
     /// Whether all processes of a frozen cgroup have stopped.
     pub(crate) fn is_frozen(&self, name: &str) -> bool {
-        match self.dir(name, Ability::Freeze) {
+        match self.dir(name, CgroupFeature::Freeze) {
             Some((dir, true)) => field(&dir, "cgroup.events", "frozen") == Some(1),
             Some((dir, false)) => {
                 read(&dir, "freezer.state").is_ok_and(|state| state.trim() == "FROZEN")

@@ -2,7 +2,7 @@
 //!
 //! # Steps
 //! 1. The first walk finds conflicts: files that changed on the host after the box made its own
-//!    version (`snapshot/made.rs`). So the rule needs no record of the host's files.
+//!    version (`snapshot/version_times.rs`). So the rule needs no record of the host's files.
 //! 2. Without a conflict, or if the caller insists, the second walk writes. Each file is new or old
 //!    at any moment. The walk checks each file again, because users of the host continue to work.
 //!

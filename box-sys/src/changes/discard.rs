@@ -14,7 +14,7 @@ use super::compare::{Entry, Views, Walk};
 use super::host::remove;
 use super::{open_dir, split};
 use crate::error::{At, Error, Result};
-use crate::snapshot::{Copier, Made, now, open_below};
+use crate::snapshot::{Copier, VersionTimes, now, open_below};
 
 /// Deepest nesting of directories that are copied.
 const DEPTH_MAX: usize = 512;
@@ -55,7 +55,7 @@ pub(crate) fn discard(
             && found.old.is_some_and(|old| old.kind().is_file())
         {
             // Without the mark, a later apply may report a conflict that is none.
-            let _ = mark(upper, found.path, Made::new(is_root), begun);
+            let _ = mark(upper, found.path, VersionTimes::new(is_root), begun);
         }
         Ok(walk)
     })?;
@@ -63,7 +63,7 @@ pub(crate) fn discard(
 }
 
 /// Marks a file of the private files as that of the host.
-fn mark(upper: &OwnedFd, path: &[u8], made: Made, at: i64) -> io::Result<()> {
+fn mark(upper: &OwnedFd, path: &[u8], made: VersionTimes, at: i64) -> io::Result<()> {
     let (parent, name) = split(path).map_err(|_| io::ErrorKind::InvalidInput)?;
     let parent = open_dir(upper, parent)?;
     let file = open_below(&parent, &*name, OFlags::RDONLY | OFlags::NONBLOCK)?;

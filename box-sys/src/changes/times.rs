@@ -1,16 +1,16 @@
-//! Finds since when a box has had its own versions of files (`snapshot/made.rs`).
+//! Finds since when a box has had its own versions of files (`snapshot/version_times.rs`).
 
 use rustix::fs::{FileType, OFlags};
 
 use super::compare::{Level, Opened, Part, Views};
 use super::open_dir;
 use crate::error::{At, Result};
-use crate::snapshot::{Made, open_below};
+use crate::snapshot::{VersionTimes, open_below};
 
 /// How a walk finds the times of the box's versions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
-    pub(crate) made: Made,
+    pub(crate) made: VersionTimes,
     /// For files whose time is unknown.
     pub(crate) fallback: i64,
 }

@@ -18,7 +18,7 @@ use crate::mounts::{
 use crate::plan::{Guest, Mount, Root, Scratch};
 use crate::probe::WORKSPACE;
 use crate::raw::{ATTR_NODEV, ATTR_NOSUID};
-use crate::snapshot::{Made, open_below};
+use crate::snapshot::{VersionTimes, open_below};
 use crate::walk;
 
 /// Creates an overlay of the private files above the layers.
@@ -83,8 +83,8 @@ pub(super) fn workspace(
     }
     // Before the guest changes anything.
     let marked = open_below(upper, ".", OFlags::RDONLY | OFlags::DIRECTORY);
-    let marked =
-        marked.and_then(|upper| Made::new(resources.server.template.privileged).begin(&upper));
+    let marked = marked
+        .and_then(|upper| VersionTimes::new(resources.server.template.privileged).begin(&upper));
     marked.at("mark the changes of the workspace")?;
     // By the working directory, because the kernel limits and parses paths.
     rustix::process::fchdir(upper).at("enter the changes of the workspace")?;

@@ -22,7 +22,7 @@ use crate::mounts::open_beneath;
 use crate::plan::SandboxPlan;
 pub use guest_thread::GuestThread;
 pub use memory::release_memory;
-pub use process_tree::Moment;
+pub use process_tree::ProcessTime;
 pub use spawn::{Command, SpawnPlan, Stdio};
 use start_watchdog::StartWatchdog;
 
@@ -178,7 +178,12 @@ impl Init {
     /// Sends a signal to all processes that a command has started since a moment.
     ///
     /// This includes detached processes, but not the command's first process. Returns their number.
-    pub fn signal_started_since(&self, command: &Command, since: Moment, signal: i32) -> usize {
+    pub fn signal_started_since(
+        &self,
+        command: &Command,
+        since: ProcessTime,
+        signal: i32,
+    ) -> usize {
         let Some(signal) = Signal::from_named_raw(signal) else {
             return 0;
         };

@@ -62,7 +62,7 @@ impl Carrier {
 
 /// A point in time, ordered by the processes that started before it.
 #[derive(Debug, Clone, Copy)]
-pub struct Moment {
+pub struct ProcessTime {
     /// Clock of process start times. It is too coarse to separate two runs.
     ticks: u64,
     /// Last pid. Later processes of the same tick have higher pids.
@@ -84,7 +84,7 @@ fn last_process() -> Option<i32> {
     text.split_whitespace().last()?.parse().ok()
 }
 
-impl Moment {
+impl ProcessTime {
     /// The current moment.
     pub fn now() -> Self {
         let mut now = libc::timespec {
@@ -112,7 +112,7 @@ impl Moment {
 }
 
 /// Processes of a command that started after a moment, except its first one.
-pub(super) fn started_since(command: &Command, since: Moment, by: Carrier) -> Vec<i32> {
+pub(super) fn started_since(command: &Command, since: ProcessTime, by: Carrier) -> Vec<i32> {
     let mut all: Vec<i32> = processes()
         .filter(|pid| liveness_of(command, *pid, by) == Some(Liveness::Alive))
         .collect();

@@ -20,7 +20,7 @@ use crate::error::{At, Error, Result};
 use crate::mounts::{clone_tree, open_beneath};
 use crate::plan::{LayerKind, Mount, Source};
 use crate::raw::{self, ATTR_NODEV, ATTR_NOSUID, ATTR_RDONLY, Forked};
-use crate::snapshot::Made;
+use crate::snapshot::VersionTimes;
 use crate::wire::{ChangesTask, Reply, send_message};
 
 /// What a child works on.
@@ -212,7 +212,7 @@ fn run(work: &Work, reply: &OwnedFd) -> Result<Reply> {
     let is_cancelled = || has_given_up(reply);
     let times = match &work.task {
         ChangesTask::Apply { fallback_time, .. } => Some(Times {
-            made: Made::new(work.is_root),
+            made: VersionTimes::new(work.is_root),
             fallback: *fallback_time,
         }),
         ChangesTask::List { .. } | ChangesTask::Discard { .. } => None,

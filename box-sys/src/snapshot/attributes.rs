@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use super::{Made, Owners};
+use super::{Owners, VersionTimes};
 use crate::mounts::chown;
 
 /// Id for files of other users.
@@ -29,17 +29,17 @@ const OVERLAY_PARTS: [&[u8]; 2] = [b"metacopy", b"redirect"];
 #[derive(Debug)]
 pub(super) struct Attributes {
     owners: Owners,
-    made: Made,
+    made: VersionTimes,
 }
 
 impl Attributes {
     pub(super) fn new(owners: Owners) -> Self {
-        let made = Made::new(matches!(owners, Owners::OfBox { .. }));
+        let made = VersionTimes::new(matches!(owners, Owners::OfBox { .. }));
         Self { owners, made }
     }
 
     /// How the times of the box's versions are read and stored.
-    pub(super) fn made(&self) -> Made {
+    pub(super) fn made(&self) -> VersionTimes {
         self.made
     }
 

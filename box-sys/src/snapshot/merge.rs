@@ -12,8 +12,8 @@ use rustix::fs::{AtFlags, Dir, FileType, OFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
 use super::{
-    Copy, Links, Made, Owners, SnapshotLimits, SnapshotSize, check_depth, new_dir, open_below,
-    open_dir,
+    Copy, Links, Owners, SnapshotLimits, SnapshotSize, VersionTimes, check_depth, new_dir,
+    open_below, open_dir,
 };
 use crate::error::{At, Result};
 
@@ -103,7 +103,7 @@ impl Level {
     /// When the box made its own version under a name, or an earlier time: that of the lowest layer.
     ///
     /// The box may have changed a hidden file even earlier, so the time of the directory counts then.
-    fn made_at(&self, name: &CStr, made: Made) -> Result<Option<i64>> {
+    fn made_at(&self, name: &CStr, made: VersionTimes) -> Result<Option<i64>> {
         let mut earliest = None::<Option<i64>>;
         for source in self
             .sources

@@ -158,7 +158,7 @@ impl Range {
 #[cfg(test)]
 mod tests {
     use axum::http::StatusCode;
-    use box_protocol::{Host, NetworkOpinion};
+    use box_protocol::{Host, NetworkVerdict};
 
     use super::*;
 
@@ -166,8 +166,8 @@ mod tests {
         serde_json::from_value(body).unwrap()
     }
 
-    fn opinion(policy: &NetworkPolicy, host: &str) -> NetworkOpinion {
-        policy.opinion(&host.parse::<Host>().unwrap(), 443)
+    fn verdict(policy: &NetworkPolicy, host: &str) -> NetworkVerdict {
+        policy.verdict(&host.parse::<Host>().unwrap(), 443)
     }
 
     #[test]
@@ -177,18 +177,18 @@ mod tests {
         );
         let policy = only.policy(true).unwrap();
         for host in ["pypi.org", "a.b.example", "1.1.1.1"] {
-            assert_eq!(opinion(&policy, host), NetworkOpinion::Listed, "{host}");
+            assert_eq!(verdict(&policy, host), NetworkVerdict::Listed, "{host}");
         }
-        assert_eq!(opinion(&policy, "8.8.8.8"), NetworkOpinion::Unlisted);
+        assert_eq!(verdict(&policy, "8.8.8.8"), NetworkVerdict::Unlisted);
         let none = NetworkRequest::default().policy(false).unwrap();
-        assert_eq!(opinion(&none, "pypi.org"), NetworkOpinion::Unlisted);
+        assert_eq!(verdict(&none, "pypi.org"), NetworkVerdict::Unlisted);
         let open = NetworkRequest::default().policy(true).unwrap();
-        assert_eq!(opinion(&open, "pypi.org"), NetworkOpinion::Open);
+        assert_eq!(verdict(&open, "pypi.org"), NetworkVerdict::Open);
         let some = request(json!({"denyOut": ["8.8.8.0/24"]}))
             .policy(true)
             .unwrap();
-        assert_eq!(opinion(&some, "8.8.8.8"), NetworkOpinion::Denied);
-        assert_eq!(opinion(&some, "1.1.1.1"), NetworkOpinion::Open);
+        assert_eq!(verdict(&some, "8.8.8.8"), NetworkVerdict::Denied);
+        assert_eq!(verdict(&some, "1.1.1.1"), NetworkVerdict::Open);
     }
 
     #[test]

@@ -169,20 +169,20 @@ fn rules_round_trip_through_text() {
 fn an_empty_allow_list_denies_and_an_absent_one_allows() {
     let some = host("ok.com");
     let read = |text: &str| serde_json::from_str::<NetworkPolicy>(text).unwrap();
-    assert_eq!(read("{}").opinion(&some, 1), NetworkOpinion::Open);
+    assert_eq!(read("{}").verdict(&some, 1), NetworkVerdict::Open);
     assert_eq!(
-        read(r#"{"allow":[]}"#).opinion(&some, 1),
-        NetworkOpinion::Unlisted
+        read(r#"{"allow":[]}"#).verdict(&some, 1),
+        NetworkVerdict::Unlisted
     );
     let mixed = read(r#"{"allow":["*.com"],"deny":["bad.com","ok.com:22"],"default":"allow"}"#);
-    assert_eq!(mixed.opinion(&some, 1), NetworkOpinion::Listed);
-    assert_eq!(mixed.opinion(&some, 22), NetworkOpinion::Denied);
-    assert_eq!(mixed.opinion(&host("bad.com"), 1), NetworkOpinion::Denied);
-    assert_eq!(mixed.opinion(&host("other.org"), 1), NetworkOpinion::Open);
+    assert_eq!(mixed.verdict(&some, 1), NetworkVerdict::Listed);
+    assert_eq!(mixed.verdict(&some, 22), NetworkVerdict::Denied);
+    assert_eq!(mixed.verdict(&host("bad.com"), 1), NetworkVerdict::Denied);
+    assert_eq!(mixed.verdict(&host("other.org"), 1), NetworkVerdict::Open);
     let Host::Name(name) = some else {
         unreachable!()
     };
-    assert_eq!(mixed.opinion_of_name(&name), NetworkOpinion::Listed);
+    assert_eq!(mixed.verdict_of_name(&name), NetworkVerdict::Listed);
     assert!(serde_json::from_str::<NetworkPolicy>(r#"{"allow":["127.1"]}"#).is_err());
     assert!(serde_json::from_str::<NetworkPolicy>(r#"{"alow":[]}"#).is_err());
 }

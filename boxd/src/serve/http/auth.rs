@@ -30,10 +30,10 @@ impl Auth {
     /// Returns the caller of a request, or a refusal if the route needs a valid token.
     pub(super) fn authenticate(
         &self,
-        face: &RouteInfo,
+        route: &RouteInfo,
         headers: &HeaderMap,
     ) -> Result<Caller, Refusal> {
-        let open = match face.access {
+        let open = match route.access {
             Access::Public | Access::Unknown => true,
             Access::TokenUnlessLoopback => self.loopback,
             Access::Handler => return Ok(Caller::Anonymous),
@@ -45,7 +45,7 @@ impl Auth {
             _ => return Ok(Caller::Loopback),
         };
         let mut presented = false;
-        for token in presented_tokens(face, headers) {
+        for token in presented_tokens(route, headers) {
             presented = true;
             if let Some(name) = tokens.name_of(&token) {
                 return Ok(Caller::Token(name));
@@ -55,10 +55,10 @@ impl Auth {
             Refusal::new(RefusalReason::WrongToken, "invalid token")
         } else {
             let mut message = "missing token; send Authorization: Bearer TOKEN".to_owned();
-            if let Some(name) = face.token_header {
+            if let Some(name) = route.token_header {
                 message.extend([" or ", name]);
             }
-            if face.pages == PageUse::Sockets {
+            if route.pages == PageUse::Sockets {
                 message.extend([" or the sub-protocol ", TOKEN_PROTOCOL, "BASE64URL"]);
             }
             Refusal::new(RefusalReason::NoToken, message)
@@ -75,7 +75,7 @@ impl Auth {
 
 /// Returns every token that a request offers to a route.
 fn presented_tokens<'a>(
-    face: &RouteInfo,
+    route: &RouteInfo,
     headers: &'a HeaderMap,
 ) -> impl Iterator<Item = Cow<'a, str>> {
     let bearer = headers
@@ -84,12 +84,12 @@ fn presented_tokens<'a>(
         .filter_map(|value| value.to_str().ok()?.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, token)| token.trim());
-    let special = face
+    let special = route
         .token_header
         .into_iter()
         .flat_map(|name| headers.get_all(name))
         .filter_map(|value| value.to_str().ok());
-    let in_protocol = (face.pages == PageUse::Sockets)
+    let in_protocol = (route.pages == PageUse::Sockets)
         .then(|| protocols(headers))
         .into_iter()
         .flatten()
@@ -114,7 +114,7 @@ pub(super) fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::http::router::{FACES, METRICS, RPC, RPC_CALL};
+    use crate::serve::http::router::{METRICS, OWN_ROUTES, RPC, RPC_CALL};
 
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -133,10 +133,10 @@ mod tests {
     #[test]
     fn bearer_tokens_work_on_every_route() {
         let auth = auth(false);
-        for face in FACES {
+        for route in OWN_ROUTES {
             let bearer = headers("authorization", &format!("bearer {TOKEN}"));
-            let caller = auth.authenticate(face, &bearer).unwrap();
-            let public = face.access == Access::Public;
+            let caller = auth.authenticate(route, &bearer).unwrap();
+            let public = route.access == Access::Public;
             let expected = if public {
                 Caller::Loopback
             } else {
@@ -144,11 +144,11 @@ mod tests {
             };
             assert_eq!(caller, expected);
             for name in [LANGBOT_HEADER, "x-api-key"] {
-                let opened = auth.authenticate(face, &headers(name, TOKEN)).is_ok();
-                let its_own = face.token_header == Some(name) || public;
-                assert_eq!(opened, its_own, "{face:?} {name}");
+                let opened = auth.authenticate(route, &headers(name, TOKEN)).is_ok();
+                let its_own = route.token_header == Some(name) || public;
+                assert_eq!(opened, its_own, "{route:?} {name}");
                 let wrong = headers(name, &TOKEN[1..]);
-                assert_eq!(auth.authenticate(face, &wrong).is_ok(), public);
+                assert_eq!(auth.authenticate(route, &wrong).is_ok(), public);
             }
         }
         let basic = headers("authorization", &format!("Basic {TOKEN}"));

@@ -41,7 +41,7 @@ pub(super) struct Client {
 #[derive(Debug, Clone)]
 pub(super) struct Guard {
     pub(super) state: Arc<HttpState>,
-    pub(super) face: RouteInfo,
+    pub(super) route: RouteInfo,
 }
 
 /// The value of `X-Request-ID` of a request.
@@ -50,7 +50,7 @@ struct RequestId(HeaderValue);
 
 /// Limits the body, writes refusals in the format of the route, counts and logs.
 pub(super) async fn observe(
-    State(Guard { state, face }): State<Guard>,
+    State(Guard { state, route }): State<Guard>,
     Extension(Client { peer, .. }): Extension<Client>,
     mut request: Request,
     next: Next,
@@ -58,7 +58,7 @@ pub(super) async fn observe(
     let path = redacted(request.uri().path());
     let method = request.method().clone();
     let request_id = request_id(request.headers());
-    let page = state.origins.page(&face, request.headers()).cloned();
+    let page = state.origins.page(&route, request.headers()).cloned();
     let expects_request = request.headers().contains_key(EXPECT);
     let (limited, unread) = state.max_body.limit(std::mem::take(request.body_mut()));
     *request.body_mut() = limited;
@@ -75,9 +75,9 @@ pub(super) async fn observe(
         unread.drain().await;
     }
     if let Some(refusal) = refusal {
-        log_refusal(peer, face.name, &path, &refusal);
+        log_refusal(peer, route.name, &path, &refusal);
         let allowed = response.headers_mut().remove(ALLOW);
-        response = refusal.response(face.errors);
+        response = refusal.response(route.errors);
         if let Some(allowed) = allowed {
             response.headers_mut().insert(ALLOW, allowed);
         }
@@ -93,8 +93,8 @@ pub(super) async fn observe(
         pages::open_to(origin, headers);
     }
     let status = response.status().as_u16();
-    state.counters.count_request(face.name, status);
-    tracing::debug!(%peer, %method, path, route = face.name, status, "request");
+    state.counters.count_request(route.name, status);
+    tracing::debug!(%peer, %method, path, route = route.name, status, "request");
     response
 }
 
@@ -118,12 +118,12 @@ pub(super) async fn admit(
 ) -> Response {
     let (mut parts, body) = request.into_parts();
     let admitted = async {
-        if guard.state.origins.is_preflight(&guard.face, &parts) {
+        if guard.state.origins.is_preflight(&guard.route, &parts) {
             guard.state.hosts.check(&parts.uri, &parts.headers)?;
             return Ok(None);
         }
         let (caller, in_box) = caller_of(&guard, &client, &parts).await?;
-        if guard.face.has_context {
+        if guard.route.has_context {
             let context = context(&guard.state, &client, &parts, &caller)?;
             parts.extensions.insert(context);
         }
@@ -216,13 +216,13 @@ async fn caller_of(
     client: &Client,
     request: &Parts,
 ) -> Result<(Caller, Option<InBox>), Refusal> {
-    let Guard { state, face } = guard;
+    let Guard { state, route } = guard;
     let (uri, headers) = (&request.uri, &request.headers);
     // The gateway knows the host names of boxes.
     if request.extensions.get::<ByHost>().is_none() {
         state.hosts.check(uri, headers)?;
     }
-    if state.only_langbot && !face.in_langbot && face.access != Access::Unknown {
+    if state.only_langbot && !route.in_langbot && route.access != Access::Unknown {
         return Err(Refusal::new(
             RefusalReason::NotFound,
             "this port serves LangBot only; use the port of --http",
@@ -236,7 +236,7 @@ async fn caller_of(
             no_such_path(uri.path()),
         ));
     }
-    let named = face.capability.as_ref();
+    let named = route.capability.as_ref();
     let named = named.and_then(|access| NamedBox::of(access, request));
     let holder = match &named {
         Some(named) => named.holder(state, request).await?,
@@ -246,10 +246,10 @@ async fn caller_of(
         holder
     } else {
         // A request that its handler checks has no credential that a browser adds by itself.
-        if face.access != Access::Handler && state.origins.page(face, headers).is_none() {
+        if route.access != Access::Handler && state.origins.page(route, headers).is_none() {
             refuse_cross_origin(headers)?;
         }
-        let caller = state.auth.authenticate(face, headers);
+        let caller = state.auth.authenticate(route, headers);
         let is_signed = named
             .as_ref()
             .is_some_and(|named| named.signature.is_some());
@@ -263,10 +263,10 @@ async fn caller_of(
     };
     state.max_body.check_length(headers)?;
     let in_box = named.map(|named| InBox(named.id));
-    if face.access == Access::Handler {
+    if route.access == Access::Handler {
         check_serving(state.phase())?;
     }
-    if face.access != Access::Token {
+    if route.access != Access::Token {
         return Ok((caller, in_box));
     }
     // An admitted caller keeps its connection, unless that was already closed to make room for another.

@@ -54,21 +54,21 @@ impl Origins {
     /// Returns the origin of a request from a page that may call this route.
     pub(super) fn page<'a>(
         &self,
-        face: &RouteInfo,
+        route: &RouteInfo,
         headers: &'a HeaderMap,
     ) -> Option<&'a HeaderValue> {
         let mut origins = headers.get_all(ORIGIN).iter();
         let (Some(origin), None) = (origins.next(), origins.next()) else {
             return None;
         };
-        (face.pages != PageUse::None && self.0.contains(origin)).then_some(origin)
+        (route.pages != PageUse::None && self.0.contains(origin)).then_some(origin)
     }
 
     /// Returns whether a browser asks if a page may call this route. Such a request has no token.
-    pub(super) fn is_preflight(&self, face: &RouteInfo, request: &Parts) -> bool {
+    pub(super) fn is_preflight(&self, route: &RouteInfo, request: &Parts) -> bool {
         request.method == Method::OPTIONS
             && request.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
-            && self.page(face, &request.headers).is_some()
+            && self.page(route, &request.headers).is_some()
     }
 }
 
@@ -157,12 +157,12 @@ mod tests {
     #[test]
     fn a_page_is_known_by_its_exact_origin_on_routes_for_pages() {
         let origins = origins(&["https://app.example"]).unwrap();
-        let allows = |face: &RouteInfo, values: &[&'static str]| {
+        let allows = |route: &RouteInfo, values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {
                 headers.append(ORIGIN, HeaderValue::from_static(value));
             }
-            origins.page(face, &headers).is_some()
+            origins.page(route, &headers).is_some()
         };
         let app = "https://app.example";
         assert!(allows(&RPC, &[app]) && allows(&RPC_CALL, &[app]));

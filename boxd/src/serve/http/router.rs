@@ -154,24 +154,24 @@ static UNKNOWN: RouteInfo = RouteInfo::new("none", &[], Access::Unknown);
 const OPEN_END: &str = "/{*path}";
 
 /// All routes.
-pub(super) static FACES: [&RouteInfo; 10] = [
+pub(super) static OWN_ROUTES: [&RouteInfo; 10] = [
     &HEALTHZ, &READYZ, &HEALTH, &VERSION, &METRICS, &RPC, &RPC_CALL, &OPENAPI, &RELAY, &BOX_PORT,
 ];
 
 /// Returns all routes with their layers.
 pub(super) fn router(state: &Arc<HttpState>) -> Router {
-    let guard = |face: RouteInfo| Guard {
+    let guard = |route: RouteInfo| Guard {
         state: Arc::clone(state),
-        face,
+        route,
     };
-    let guarded = |face: &'static RouteInfo, handlers: MethodRouter<Arc<HttpState>>| {
-        let guard = guard(*face);
+    let guarded = |route: &'static RouteInfo, handlers: MethodRouter<Arc<HttpState>>| {
+        let guard = guard(*route);
         handlers
             .layer(from_fn_with_state(guard.clone(), admit))
             .layer(from_fn_with_state(guard, observe))
     };
     let mut router = Router::new();
-    for (face, handlers) in [
+    for (route, handlers) in [
         (&HEALTHZ, get(health::live).fallback(read_only)),
         (&READYZ, get(health::ready).fallback(read_only)),
         (&HEALTH, get(health::live).fallback(read_only)),
@@ -183,8 +183,8 @@ pub(super) fn router(state: &Arc<HttpState>) -> Router {
         (&RELAY, any(langbot::relay)),
         (&BOX_PORT, any(ports::forward)),
     ] {
-        let handlers = guarded(face, handlers);
-        for path in face.paths {
+        let handlers = guarded(route, handlers);
+        for path in route.paths {
             router = router.route(path, handlers.clone());
             if !path.ends_with(OPEN_END) {
                 router = router.route(&format!("{path}/"), handlers.clone());
@@ -197,8 +197,8 @@ pub(super) fn router(state: &Arc<HttpState>) -> Router {
         } else {
             Access::Token
         };
-        let face = RouteInfo::new(gateway.name, &[], access).of_gateway(gateway.access);
-        let guard = guard(face);
+        let route = RouteInfo::new(gateway.name, &[], access).of_gateway(gateway.access);
+        let guard = guard(route);
         let guarded = gateway
             .router
             .method_not_allowed_fallback(wrong_method)
@@ -219,9 +219,9 @@ pub(super) fn gateway_routes() -> impl Iterator<Item = Routes> {
 
 /// Returns the headers of tokens and capabilities, which no box may receive.
 pub(super) fn credential_headers() -> Vec<&'static str> {
-    let own = FACES
+    let own = OWN_ROUTES
         .iter()
-        .map(|face| (face.token_header, face.capability));
+        .map(|route| (route.token_header, route.capability));
     // A box may have a header of the same name as the token of a gateway, so only its value is removed.
     let others = gateway_routes().map(|routes| (None, routes.access.capability));
     own.chain(others)
@@ -263,9 +263,9 @@ fn segments(path: &str) -> Vec<&str> {
 fn nearest(path: &[&str]) -> Option<&'static str> {
     /// The minimum similarity.
     const MIN_SIMILARITY: f64 = 0.55;
-    FACES
+    OWN_ROUTES
         .iter()
-        .flat_map(|face| face.paths)
+        .flat_map(|route| route.paths)
         .map(|pattern| (similarity(pattern, path), *pattern))
         .filter(|(similarity, _)| *similarity > MIN_SIMILARITY)
         // Prefer the first of equal routes.

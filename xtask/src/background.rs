@@ -19,17 +19,17 @@ use crate::{
 
 /// An area that runs in parallel with other steps.
 #[derive(Debug)]
-pub(crate) struct Beside {
+pub(crate) struct BackgroundStep {
     area: &'static str,
     log: PathBuf,
     /// The result and the duration.
     ending: JoinHandle<std::result::Result<Duration, String>>,
 }
 
-impl Beside {
+impl BackgroundStep {
     /// Starts `cargo xtask test AREA`.
     pub(crate) fn start(workspace: &Workspace, target: &Path, area: &'static str) -> Result<Self> {
-        let folder = target.join("beside");
+        let folder = target.join("background");
         fs::create_dir_all(&folder)?;
         let log = folder.join(area);
         let output = File::create(&log)?;

@@ -20,13 +20,13 @@ use rustix::io::Errno;
 
 /// Reads and stores the moments, in nanoseconds since 1970.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Made {
+pub(crate) struct VersionTimes {
     stored: &'static str,
     taken: &'static str,
     origin: &'static str,
 }
 
-impl Made {
+impl VersionTimes {
     /// `is_root`: the server has the rights of root.
     pub(crate) fn new(is_root: bool) -> Self {
         if is_root {
