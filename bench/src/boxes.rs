@@ -1,4 +1,4 @@
-//! The cost of the runtime and the policy layer per call, and of a live session.
+//! The cost of the runtime and the policy layer per call, and of a live box.
 //!
 //! The backend is scripted, so that the benchmark measures only Box.
 
@@ -27,7 +27,7 @@ use crate::statistics::median;
 
 /// The number of calls per measurement of a sequence.
 const CALLS: u64 = 3000;
-/// The number of live sessions in the largest measurement.
+/// The number of live boxes in the largest measurement.
 const MANY: u64 = 10_000;
 
 /// Creates two sessions joined by queues; the caller must keep both.
@@ -80,38 +80,43 @@ pub(crate) fn run(rounds: u32) -> Result<()> {
     process::runtime()?.block_on(async {
         crate::report::heading();
         against_an_echo(rounds).await?;
-        with_many_sessions(rounds).await
+        with_many_boxes(rounds).await
     })
 }
 
 pub(crate) fn bar(
     name: &str,
     ours: &str,
-    beside: &str,
+    peer_text: &str,
     ratios: &mut [f64],
     most: f64,
     goal: Option<f64>,
 ) {
     let meets = |ratio: f64, bar: f64| ratio <= bar;
-    row([name, ours, beside], ratios, ("at most", most, goal), meets);
+    row(
+        [name, ours, peer_text],
+        ratios,
+        ("at most", most, goal),
+        meets,
+    );
 }
 
 /// Prints the bar of a value that should be large.
 pub(crate) fn rate_bar(
     name: &str,
     ours: &str,
-    beside: &str,
+    peer_text: &str,
     ratios: &mut [f64],
     least: f64,
     goal: Option<f64>,
 ) {
     let meets = |ratio: f64, bar: f64| ratio >= bar;
     let wanted = ("at least", least, goal);
-    row([name, ours, beside], ratios, wanted, meets);
+    row([name, ours, peer_text], ratios, wanted, meets);
 }
 
 fn row(
-    [name, ours, beside]: [&str; 3],
+    [name, ours, peer_text]: [&str; 3],
     ratios: &mut [f64],
     (word, bar, goal): (&str, f64, Option<f64>),
     meets: impl Fn(f64, f64) -> bool,
@@ -129,7 +134,7 @@ fn row(
         _ => "meets bar",
     };
     println!(
-        "| {name} | {ours} | {beside} | {ratio:.2} ({lowest:.2} to {highest:.2}) | {wanted} | {verdict} |"
+        "| {name} | {ours} | {peer_text} | {ratio:.2} ({lowest:.2} to {highest:.2}) | {wanted} | {verdict} |"
     );
 }
 
@@ -162,11 +167,11 @@ async fn against_an_echo(rounds: u32) -> Result<()> {
     }
     let (ours, floor) = (median(&mut ours), median(&mut floor));
     let name = "exec through service, RPC, runtime and agent, one at a time";
-    let beside = format!("bare RPC echo over the queue: {floor:.1} us");
+    let peer_text = format!("bare RPC echo over the queue: {floor:.1} us");
     bar(
         name,
         &format!("{ours:.1} us"),
-        &beside,
+        &peer_text,
         &mut ratios,
         5.0,
         Some(3.0),
@@ -174,7 +179,7 @@ async fn against_an_echo(rounds: u32) -> Result<()> {
     Ok(())
 }
 
-async fn with_many_sessions(rounds: u32) -> Result<()> {
+async fn with_many_boxes(rounds: u32) -> Result<()> {
     // The cost of one agent connection alone, with both ends in this process.
     let before = Process::own().resident_bytes()?;
     let connections: Vec<_> = (0..2000).map(|_| joined(Router::empty())).collect();
@@ -193,7 +198,7 @@ async fn with_many_sessions(rounds: u32) -> Result<()> {
     for number in 0..MANY {
         many_peer.call::<BoxExec>(&exec(number)?).await?;
     }
-    let session = grown(before)? / MANY as f64;
+    let of_box = grown(before)? / MANY as f64;
     let few_params: Vec<_> = (0..10).map(exec).collect::<Result<_>>()?;
     let many_params: Vec<_> = (0..MANY).map(exec).collect::<Result<_>>()?;
     let (mut ratios, mut small, mut large) = (Vec::new(), Vec::new(), Vec::new());
@@ -219,21 +224,21 @@ async fn with_many_sessions(rounds: u32) -> Result<()> {
     let found = BoxId::new("s1").ok().context("an id")?;
     anyhow::ensure!(many.get(&box_runtime::Caller::Local, &found).await.is_ok());
     let kilobytes = |bytes: f64| format!("{:.1} kB", bytes / 1000.0);
-    let beside = format!(
+    let peer_text = format!(
         "of it, both ends of the agent connection: {}",
         kilobytes(connection)
     );
     bar(
-        "a live session and its agent connection, 24 kB = 1",
-        &kilobytes(session),
-        &beside,
-        &mut [session / 24_000.0],
+        "a live box and its agent connection, 24 kB = 1",
+        &kilobytes(of_box),
+        &peer_text,
+        &mut [of_box / 24_000.0],
         1.0,
         None,
     );
-    let alone = (session - connection).max(0.0);
+    let alone = (of_box - connection).max(0.0);
     bar(
-        "a live session in the runtime, 8 kB = 1",
+        "a live box in the runtime, 8 kB = 1",
         &kilobytes(alone),
         "the difference of the two",
         &mut [alone / 8000.0],
@@ -242,7 +247,7 @@ async fn with_many_sessions(rounds: u32) -> Result<()> {
     );
     let (small, large) = (median(&mut small), median(&mut large));
     bar(
-        "exec with 10,000 live sessions",
+        "exec with 10,000 live boxes",
         &format!("{large:.1} us"),
         &format!("with 10: {small:.1} us"),
         &mut ratios,
@@ -252,7 +257,7 @@ async fn with_many_sessions(rounds: u32) -> Result<()> {
     Ok(())
 }
 
-/// Picks sessions far apart, so that caches do not help.
+/// Picks boxes far apart, so that caches do not help.
 fn pick<T>(all: &[T], number: u64) -> &T {
     let step = usize::try_from(number.wrapping_mul(7919)).unwrap_or(0);
     &all[step % all.len()]

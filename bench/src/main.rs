@@ -48,7 +48,7 @@ box-bench rpc [--rounds N] [--seconds S] [--only NAME,NAME]
     --seconds  how long each of its loads is measured (1)
     --only     a few contestants; bars that need others are left out
 box-bench boxes [--rounds N]
-    What runtime and policy add to a bare call, and what a live session costs, as ratios.
+    What runtime and policy add to a bare call, and what a live box costs, as ratios.
 box-bench native [--rounds N] [--only PART,PART]
     Real boxes beside a bare spawn, bubblewrap, runc and Docker, as ratios; 64 at once, a thousand alive; and what
     an idle box costs; boxes of pools, snapshots and forks beside cold boxes. The parts: speed, disk, image, pool, snapshot,

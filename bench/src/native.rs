@@ -155,8 +155,8 @@ impl Bench {
     }
 
     /// Runs `/bin/true` through the runtime as an argument list, with its output.
-    async fn words(&self, session: &str) -> Result<()> {
-        let asked = json!({"box_id": session, "program": {"argv": ["/bin/true"]}, "cwd": "/tmp", "retain_ms": 0,
+    async fn words(&self, box_id: &str) -> Result<()> {
+        let asked = json!({"box_id": box_id, "program": {"argv": ["/bin/true"]}, "cwd": "/tmp", "retain_ms": 0,
             "attach": {"view": "bytes"}});
         let (sender, mut chunks) = mpsc::channel(4);
         let caller = Caller::Local;
@@ -170,17 +170,17 @@ impl Bench {
     }
 
     /// Runs `true` through the runtime as a text, in a login shell.
-    async fn exec(&self, session: &str) -> Result<()> {
+    async fn exec(&self, box_id: &str) -> Result<()> {
         let asked: BoxExecParams =
-            serde_json::from_value(json!({"spec": {"box_id": session, "cmd": "true"}}))?;
+            serde_json::from_value(json!({"spec": {"box_id": box_id, "cmd": "true"}}))?;
         let result = self.runtime.exec(&Caller::Local, asked).await?;
         ensure!(result.exit_code == Some(0), "{result:?}");
         Ok(())
     }
 
-    async fn delete(&self, session: &str) -> Result<()> {
+    async fn delete(&self, box_id: &str) -> Result<()> {
         let asked: BoxDeleteParams =
-            serde_json::from_value(json!({"box_id": session, "force": true}))?;
+            serde_json::from_value(json!({"box_id": box_id, "force": true}))?;
         self.runtime.delete(&Caller::Local, asked).await?;
         Ok(())
     }

@@ -217,7 +217,7 @@ fn medians(records: &[Record]) -> String {
 
 /// Prints the heading of a table of bars.
 pub(crate) fn heading() {
-    println!("| bar | ours | beside | ratio (lowest to highest round) | wanted | verdict |");
+    println!("| measure | ours | peer | ratio (lowest to highest round) | bar | verdict |");
     println!("|---|---|---|---|---|---|");
 }
 
@@ -226,7 +226,7 @@ fn bars(records: &[Record]) -> String {
     if rows.is_empty() {
         return rows;
     }
-    let head = "| bar | ours | peer | ratio (lowest to highest round) | wanted | verdict |\n|---|---|---|---|---|---|\n";
+    let head = "| measure | ours | peer | ratio (lowest to highest round) | bar | verdict |\n|---|---|---|---|---|---|\n";
     format!("{head}{rows}")
 }
 
