@@ -382,7 +382,7 @@ impl Turn {
             result.stderr = format!("Command timed out after {} seconds.", limit.as_secs());
         } else if result.oom {
             let limit = self.lease.spec().memory_mb;
-            result.stderr = format!("Command was killed: the box has {limit} MB of memory.");
+            result.stderr = format!("command killed: out of memory; memory_mb is {limit}");
         }
         result
     }

@@ -100,7 +100,8 @@ macro_rules! spec_fields {
         read_only_rootfs: bool = true, Any, fixed shown, lockable ReadOnlyRootfs;
 
         /// Maximum size of the private files, in MiB: home, `/tmp`, directories and the writable
-        /// root; 0 for as much as fits into memory. More than that is on disk.
+        /// root; 0 for 512 or three quarters of `memory_mb`, whichever is less. Up to three quarters
+        /// of `memory_mb` is in memory, and a larger size on disk.
         disk_mb: u64 = 0, AtLeast(0, "must be greater than or equal to 0"), fixed shown, lockable DiskMb;
 
         /// Maximum size of the workspace and all other writable mounts together, in MiB; 0 for no

@@ -204,10 +204,10 @@ pub(crate) struct BoxOptions {
     /// Limit the workspace to this many MiB
     #[arg(long, value_name = "MIB", help_heading = FILES)]
     pub(crate) quota_mb: Option<u64>,
-    /// Make the root filesystem writable, the default with --image; without, /usr stays read-only
+    /// Make the root filesystem writable [default with --image or --snapshot]
     #[arg(long, help_heading = FILES)]
     pub(crate) writable: bool,
-    /// Make the root filesystem read-only, the default without --image and --snapshot
+    /// Make the root filesystem read-only [default without --image and --snapshot]
     #[arg(long, conflicts_with = "writable", help_heading = FILES)]
     pub(crate) read_only: bool,
     /// Enable or disable the network [default: off, unless the profile enables it]

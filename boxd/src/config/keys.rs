@@ -235,7 +235,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "policy.allowed_host_mount_roots",
         "[]",
-        "Directories below which callers may mount host paths. An empty list allows none. Over the Unix socket, the user of the\nserver may mount every directory that the user can read; system directories (/etc, /root, /run, ...) must be listed here.",
+        "Directories below which callers may mount host paths. An empty list allows none. Over the Unix socket, the user of the\nserver may mount every directory that the user can read, but /etc, /boot, /run and /root only if they are listed here.\nThis user may mount directories inside /root. The server never mounts /proc, /sys or /dev.",
     ),
     unset(
         "policy.default_host_workspace",

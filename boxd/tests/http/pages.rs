@@ -120,7 +120,7 @@ fn a_token_in_a_sub_protocol_is_not_logged() {
     let (status, log) = server.ended();
     assert!(status.success());
     assert!(
-        log.contains("WrongToken") && log.contains("Browser"),
+        log.contains("wrong_token") && log.contains("browser"),
         "{log}"
     );
     let plain = [ANN, BOB, "wr0ng-guess"].map(str::to_owned);

@@ -136,5 +136,8 @@ fn no_secret_is_logged() {
     for secret in [ANN, BOB, cap, "wr0ng-guess"] {
         assert!(!log.contains(secret), "{secret} in {log}");
     }
-    assert!(log.contains("audit") && log.contains("WrongToken"), "{log}");
+    assert!(
+        log.contains("audit") && log.contains("wrong_token"),
+        "{log}"
+    );
 }

@@ -292,16 +292,15 @@ pub(super) fn check_serving(phase: Phase) -> Result<(), Refusal> {
 
 /// Logs a refused request, without its token.
 fn log_refusal(peer: SocketAddr, route: &str, path: &str, refusal: &Refusal) {
-    match refusal.reason {
-        RefusalReason::NoToken
-        | RefusalReason::WrongToken
-        | RefusalReason::Browser
-        | RefusalReason::Misdirected
-        | RefusalReason::UnknownInstance => {
-            tracing::info!(target: "audit", %peer, route, path, reason = ?refusal.reason, "refused");
-        }
-        _ => {}
-    }
+    let reason = match refusal.reason {
+        RefusalReason::NoToken => "no_token",
+        RefusalReason::WrongToken => "wrong_token",
+        RefusalReason::Browser => "browser",
+        RefusalReason::Misdirected => "wrong_host",
+        RefusalReason::UnknownInstance => "unknown_instance",
+        _ => return,
+    };
+    tracing::info!(target: "audit", %peer, route, path, reason, "refused");
 }
 
 #[cfg(test)]
