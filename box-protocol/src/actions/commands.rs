@@ -23,7 +23,7 @@ actions! {
     /// `not_found`, `conflict` (another exclusive reader is attached).
     CommandAttach = "command.attach": CommandAttachParams => CommandAttachResult | CommandChunk;
 
-    /// Returns the record of a command, also in a stopped box. Neither this call nor `command.list`
+    /// Returns the record of a command, even in a stopped box. Neither this call nor `command.list`
     /// wakes the box or counts as activity. Errors: `not_found` (with `expired` in the details if
     /// the command existed), `conflict` (the box is paused), `unavailable` (the box has failed).
     CommandGet = "command.get": CommandKey => CommandInfo;

@@ -80,7 +80,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "server.allowed_origins",
         "[]",
-        "Origins of web pages that may use /rpc, /rpc/ws and the websockets of server.listen with a token, such as\nhttps://app.example. Requires tokens. The server refuses the pages of all other origins.",
+        "Origins of web pages that may use /rpc, /rpc/ws and the WebSockets of server.listen with a token, such as\nhttps://app.example. Requires tokens. The server refuses the pages of all other origins.",
     ),
     unset(
         "server.public_url",
@@ -275,7 +275,7 @@ pub(crate) const KEYS: &[Key] = &[
     unset(
         "network.allow",
         r#"["pypi.org", "*.pythonhosted.org", "10.1.2.3:5432", "*:443"]"#,
-        "Destinations to allow: host names, *.names, addresses and address ranges, each with an optional port or port range.\nDefault: all public addresses. An empty list allows nothing. An address that is not public (loopback, private, link-local,\nmetadata) must be listed as an address, also if a listed name resolves to it. The policy of a box can only narrow this.",
+        "Destinations to allow: host names, *.names, addresses and address ranges, each with an optional port or port range.\nDefault: all public addresses. An empty list allows nothing. An address that is not public (loopback, private, link-local,\nmetadata) must be listed as an address, even if a listed name resolves to it. The policy of a box can only narrow this.",
     ),
     key(
         "network.deny",
