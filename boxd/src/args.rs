@@ -47,18 +47,20 @@ pub(crate) struct Cli {
         help_heading = "Global options"
     )]
     pub(crate) endpoint: Option<String>,
-    /// Read the server's token from this file instead of `BOXD_TOKEN`
-    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Global options")]
+    /// File with the server's token.
+    #[arg(long, global = true, help = TOKEN_HELP, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Global options")]
     pub(crate) token: Option<PathBuf>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
+const TOKEN_HELP: &str = "Read the server's token from this file [default: BOXD_TOKEN]";
+
 const EXAMPLES: &str = "\
 Examples:
   boxd run 'echo hello from a box'            run in a new box and delete it afterwards
   boxd run --workspace . -- python3 x.py      mount this directory as /workspace
-  boxd run --image debian:12 'apt --version'  use an image as the root filesystem
+  boxd run --image debian:12 'apt --version'  use an image as the root file system
   boxd serve                                  start a server that keeps boxes
   boxd run --name work 'make test'            run in a box that is kept and reused
   boxd doctor                                 check this machine";
@@ -116,7 +118,7 @@ pub(crate) enum Command {
     Fork(ForkArgs),
     /// Save a checkpoint of the files of a box
     Checkpoint(CheckpointArgs),
-    /// Return to a checkpoint; all commands of the box end
+    /// Restore the files of a checkpoint and kill all commands
     Rollback(RollbackArgs),
     /// Kill a command, or every command in a box
     Kill(KillArgs),

@@ -123,7 +123,7 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "Root filesystem: the system directories of this machine, read-only (rootfs: {}).",
+            "Root file system: the system directories of this machine, read-only (rootfs: {}).",
             self.machine.rootfs
         )?;
         writeln!(f, "Disks (--disk-mb): {}.", self.machine.disk)?;
@@ -145,7 +145,7 @@ impl fmt::Display for Report {
                 (false, true) => "MISSING",
                 (false, false) => "no",
             };
-            writeln!(f, "  {mark:<8} {name:<18} {about}")?;
+            writeln!(f, "  {mark:<8} {name:<22} {about}")?;
         }
         writeln!(f, "\nDifferences between users:")?;
         for Difference {
@@ -181,9 +181,10 @@ impl fmt::Display for ProfileReport {
         };
         write!(
             f,
-            "{:<18} {verdict}: {} CPUs, {} MiB, {} processes, network {}; {missing}",
+            "{:<18} {verdict}: {} CPU{}, {} MiB, {} processes, network {}; {missing}",
             self.name,
             self.cpus,
+            if self.cpus > 1.0 { "s" } else { "" },
             self.memory_mb,
             self.pids_limit,
             self.network.as_str(),

@@ -142,7 +142,7 @@ pub(crate) struct BoxOptions {
     /// Delete, stop or pause a named box that is idle [default: delete]
     #[arg(long, value_enum, value_name = "ACTION", help_heading = BOX)]
     pub(crate) on_idle: Option<Action>,
-    /// End a named box after this time, in use or not
+    /// Expire a named box after this time, even if it is in use
     #[arg(long, value_name = "TIME", value_parser = values::duration, help_heading = BOX)]
     pub(crate) expire: Option<Duration>,
     /// Delete, stop or pause a named box that has expired [default: delete]
@@ -154,7 +154,7 @@ pub(crate) struct BoxOptions {
     /// Keep a named box until it is deleted
     #[arg(long, help_heading = BOX)]
     pub(crate) keep: bool,
-    /// Use this image as the root filesystem; pull it if it is missing
+    /// Use this image as the root file system; pull it if it is missing
     #[arg(add = complete::images(), long, value_name = "NAME", help_heading = BOX)]
     pub(crate) image: Option<String>,
     /// Begin with the files of this snapshot; requires a server
@@ -192,7 +192,7 @@ pub(crate) struct BoxOptions {
     /// Mount a directory as /workspace; with :overlay, keep changes in the box until boxd apply
     #[arg(long, value_name = "DIR[:ro|:overlay]", help_heading = FILES)]
     pub(crate) workspace: Option<String>,
-    /// Mount a directory read-only
+    /// Mount a directory, read-only unless :rw is given
     #[arg(long, value_name = "DIR:PATH[:rw]", help_heading = FILES)]
     pub(crate) mount: Vec<String>,
     /// Mount a volume, or a directory (with a slash), read-write; sub=DIR selects a directory of a volume
@@ -204,10 +204,10 @@ pub(crate) struct BoxOptions {
     /// Limit the workspace to this many MiB
     #[arg(long, value_name = "MIB", help_heading = FILES)]
     pub(crate) quota_mb: Option<u64>,
-    /// Make the root filesystem writable [default with --image or --snapshot]
+    /// Make the root file system writable [default with --image or --snapshot]
     #[arg(long, help_heading = FILES)]
     pub(crate) writable: bool,
-    /// Make the root filesystem read-only [default without --image and --snapshot]
+    /// Make the root file system read-only [default without --image and --snapshot]
     #[arg(long, conflicts_with = "writable", help_heading = FILES)]
     pub(crate) read_only: bool,
     /// Enable or disable the network [default: off, unless the profile enables it]

@@ -83,7 +83,7 @@ pub(crate) struct PruneArgs {
     /// Remove images with names too
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// Keep what was used or made within this time (90, 30m, 2d)
+    /// Keep images used or created within this time (90, 30m, 2d)
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     pub(crate) unused_for: Option<Duration>,
 }
@@ -91,7 +91,7 @@ pub(crate) struct PruneArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  boxd image import app.tar app:1             an OCI layout, docker save, or a root filesystem
+  boxd image import app.tar app:1             an OCI layout, docker save, or a root file system
   boxd image import layout/ app:1             a directory with an OCI layout
   docker save app:1 | boxd image import - app:1
 Names in the file are ignored: the image gets only the given name.")]

@@ -23,7 +23,7 @@ A snapshot holds the private files of a box: no mounts, volumes, processes or li
 pub(crate) struct SnapshotArgs {
     #[command(subcommand)]
     pub(crate) command: Option<SnapshotCommand>,
-    /// Box whose files to keep
+    /// Box to take a snapshot of
     #[arg(add = complete::boxes(), value_name = "BOX", required = true)]
     pub(crate) box_name: Option<String>,
     /// Name of the snapshot
@@ -62,7 +62,7 @@ pub(crate) struct SnapshotExportArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct SnapshotCreateArgs {
-    /// Box whose files to keep
+    /// Box to take a snapshot of
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) box_name: String,
     /// Name of the snapshot
@@ -124,7 +124,7 @@ pub(crate) struct ForkArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckpointArgs {
-    /// Box whose files to keep
+    /// Box to checkpoint
     #[arg(add = complete::boxes(), value_name = "BOX")]
     pub(crate) name: String,
     /// Name of the checkpoint [default: checkpoint-N]

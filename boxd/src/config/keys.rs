@@ -115,12 +115,12 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "server.max_body_mb",
         "256",
-        "Maximum MiB of the body of an HTTP request, such as an upload of a file. A larger value needs no more memory, because\nthe server streams bodies. JSON has a limit of its own.",
+        "Maximum size of the body of an HTTP request, in MiB. The server streams bodies, so a larger value needs no more memory.\nJSON bodies are limited to 16 MiB.",
     ),
     key(
         "server.calls_per_token",
         "1024",
-        "Maximum concurrent calls per token over all its connections, and the same number of streams. Beyond it: overloaded.",
+        "Maximum concurrent calls per token over all its connections, and the same number of streams. Beyond it, calls fail with\noverloaded.",
     ),
     key(
         "server.drain_sec",
@@ -150,37 +150,37 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "runtime.max_boxes",
         "64",
-        "Maximum number of boxes. Beyond it: capacity.",
+        "Maximum number of boxes. Beyond it, calls fail with capacity.",
     ),
     unset(
         "runtime.max_boxes_per_token",
         "16",
-        "Maximum number of boxes per token. Beyond it: capacity. Default: max_boxes.",
+        "Maximum number of boxes per token. Beyond it, calls fail with capacity. Default: max_boxes.",
     ),
     unset(
         "runtime.max_volume_mb",
         "10240",
-        "Maximum size of one volume, in MiB. Beyond it: capacity. Default: no limit.",
+        "Maximum size of one volume, in MiB. Beyond it, calls fail with capacity. Default: no limit.",
     ),
     unset(
         "runtime.max_volumes_mb_per_owner",
         "102400",
-        "Maximum size of all volumes of one owner together, in MiB. Beyond it: capacity. Default: no limit.",
+        "Maximum size of all volumes of one owner together, in MiB. Beyond it, calls fail with capacity. Default: no limit.",
     ),
     unset(
         "runtime.max_snapshots_mb_per_owner",
         "102400",
-        "Maximum size of all snapshots and checkpoints of one owner together, in MiB. A layer counts in each that has it. Beyond it:\ncapacity. Default: no limit.",
+        "Maximum size of all snapshots and checkpoints of one owner together, in MiB. A layer counts once for each snapshot and\ncheckpoint that contains it. Beyond it, calls fail with capacity. Default: no limit.",
     ),
     key(
         "runtime.queued_calls",
         "128",
-        "Maximum number of calls that wait for one box. Beyond it: capacity.",
+        "Maximum number of calls that wait for one box. Beyond it, calls fail with capacity.",
     ),
     key(
         "runtime.start_timeout_sec",
         "120",
-        "Seconds that a box may take to start. Beyond it: timeout.",
+        "Seconds that a box may take to start. Beyond it, calls fail with timeout.",
     ),
     key(
         "runtime.stop_timeout_sec",
@@ -210,7 +210,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "policy.enabled",
         "true",
-        "Whether the service offers boxes.",
+        "Allow boxes. If false, calls for boxes fail with unavailable.",
     ),
     key(
         "policy.profile",
@@ -245,7 +245,7 @@ pub(crate) const KEYS: &[Key] = &[
     unset(
         "policy.tokens",
         r#"{ ann = { allowed_host_mount_roots = ["/srv/ann"], default_host_workspace = "/srv/ann/box" } }"#,
-        "Mount roots and default workspace of single tokens, by token name. They replace the two keys above and `--allow-mount`.\nAn unknown token name is an error.",
+        "Mount roots and default workspace of single tokens, by token name. An entry replaces\npolicy.allowed_host_mount_roots, policy.default_host_workspace and --allow-mount for this token.\nAn unknown token name is an error.",
     ),
     unset(
         "policy.workspace_quota_mb",
