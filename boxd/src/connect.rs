@@ -1,10 +1,12 @@
 //! Connects to a server: the given endpoint, or the default socket.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use box_client::{BoxClient, ClientError, ClientOptions, Code, ConnectFailure, Endpoint};
+use box_transports::EndpointError;
 
 use crate::args::{Cli, Command};
 use crate::config;
@@ -67,6 +69,15 @@ fn is_absent(error: &anyhow::Error) -> bool {
     error.is_some_and(|error| error.is_absent)
 }
 
+/// Parses an endpoint. The error names it once.
+pub(crate) fn parse_endpoint(text: &str) -> Result<Endpoint> {
+    text.parse().map_err(|error: EndpointError| {
+        let error = error.to_string();
+        let problem = error.strip_prefix("endpoint: ").unwrap_or(&error);
+        anyhow!("endpoint {text}: {problem}")
+    })
+}
+
 /// Connects to the given server, or to the default one.
 pub(crate) async fn server(cli: &Cli) -> Result<BoxClient> {
     let (endpoint, explicit) = if let Some(endpoint) = &cli.endpoint {
@@ -74,9 +85,7 @@ pub(crate) async fn server(cli: &Cli) -> Result<BoxClient> {
     } else {
         (default_endpoint(&cli.command)?, false)
     };
-    let parsed: Endpoint = endpoint
-        .parse()
-        .with_context(|| format!("endpoint {endpoint}"))?;
+    let parsed = parse_endpoint(&endpoint)?;
     let mut options = ClientOptions::default();
     if let Some(token) = token(cli.token.as_deref())? {
         let bearer = format!("Bearer {token}");
@@ -156,9 +165,13 @@ impl std::error::Error for ConnectError {}
 /// It is never an argument, because every user of the machine can see arguments.
 fn token(file: Option<&Path>) -> Result<Option<String>> {
     let text = match file {
-        Some(path) => std::fs::read_to_string(path).with_context(|| {
+        Some(path) => std::fs::read_to_string(path).map_err(|error| {
+            let problem = match error.kind() {
+                ErrorKind::NotFound => "no such file".to_owned(),
+                _ => error.to_string(),
+            };
             let path = path.display();
-            format!("cannot read {path}; --token takes a file, not the token itself")
+            anyhow!("--token {path}: {problem}; pass a file, not the token itself")
         })?,
         None => match std::env::var("BOXD_TOKEN") {
             Ok(text) => text,

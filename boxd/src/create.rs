@@ -28,10 +28,9 @@ pub(crate) async fn in_temporary_box<T>(
     options: &BoxOptions,
     work: impl Work<T>,
 ) -> Result<T> {
-    ensure!(
-        !options.has_lifetime(),
-        "--keep, --ttl, --expire, --on-idle and --wake require --name"
-    );
+    if let Some(option) = options.lifetime_option() {
+        bail!("{option}: requires --name; add --name NAME");
+    }
     let spec = options.spec(generated_name())?;
     if cli.endpoint.is_some() || options.needs_server() {
         let client = connect(cli, options).await?;

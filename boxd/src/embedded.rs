@@ -17,7 +17,7 @@ use box_transports::ListenOptions;
 use box_transports::server::Server;
 
 use crate::backend;
-use crate::config::Config;
+use crate::config::{self, Config, Values};
 
 /// The in-process endpoint of the service.
 const ENDPOINT: &str = "queue:boxd";
@@ -94,7 +94,8 @@ impl EmbeddedServer {
         let runtime = BoxRuntime::start(runtime);
         let calls = config.server.calls_per_token;
         let connector = InProcess::new(runtime.router()).calls_per_caller(calls);
-        let service = BoxService::with_connector(policy, connector)?;
+        let service = BoxService::with_connector(policy, connector)
+            .map_err(|error| config::policy_error(&error, &Values::new()))?;
         Ok(Self {
             runtime,
             service,

@@ -269,16 +269,22 @@ fn similar_commands(word: &str) -> Option<String> {
     Some(names.join(" or "))
 }
 
+/// The word in the place of a command of boxd, if boxd has no such command.
+fn unknown_command(error: &clap::Error) -> Option<&str> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let mut words = std::env::args().skip(1);
+    let first = words.find(|word| !word.starts_with('-'));
+    (first.as_ref() == Some(word)).then_some(word)
+}
+
 /// The tip for arguments that clap refuses, if clap has no better one.
 fn tip(error: &clap::Error) -> Option<String> {
-    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) {
-        let mut words = std::env::args().skip(1);
-        let first = words.find(|word| !word.starts_with('-'));
-        if first.as_ref() != Some(word) {
-            return None;
-        }
+    if let Some(word) = unknown_command(error) {
         let equivalent = equivalent_command(word).map(str::to_owned);
-        return equivalent.or_else(|| similar_commands(word));
+        let known = equivalent.or_else(|| similar_commands(word));
+        return known.or_else(|| Some("`boxd --help` lists all commands".to_owned()));
     }
     // An unknown option likely belongs to the program, unless clap suggests a similar one.
     let has_suggestion = error.get(ContextKind::SuggestedArg).is_some();
@@ -300,7 +306,10 @@ pub(crate) fn exit_with_usage(error: &clap::Error) -> ! {
         error.exit();
     }
     let tip = tip(error);
-    let text = error.render().to_string();
+    let text = match unknown_command(error) {
+        Some(word) => format!("error: boxd has no command '{word}'\n"),
+        None => error.render().to_string(),
+    };
     if wants_json(std::env::args_os()) {
         let message = text.split("\n\n").next().unwrap_or_default();
         let message = message.trim_start_matches("error: ").trim_end();
@@ -310,11 +319,6 @@ pub(crate) fn exit_with_usage(error: &clap::Error) -> ! {
         std::process::exit(2);
     }
     let Some(tip) = tip else { error.exit() };
-    match error.get(ContextKind::InvalidSubcommand) {
-        Some(word) => output::eprintln(&format!(
-            "error: boxd has no command '{word}'\n\n  tip: {tip}"
-        )),
-        None => output::eprintln(&format!("{text}\n  tip: {tip}")),
-    }
+    output::eprintln(&format!("{text}\n  tip: {tip}"));
     std::process::exit(2)
 }

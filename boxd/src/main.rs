@@ -175,7 +175,7 @@ fn show_config(args: &ConfigArgs, json: bool) -> Result<ExitCode> {
     if let ConfigCommand::Show = args.command {
         output::print(&config::show(&values, json))?;
     } else {
-        serve::check(&config)?;
+        serve::check(&config, &values)?;
         let text = "configuration is valid\n";
         output::print_or_json(json, text, &serde_json::json!({"usable": true}))?;
     }

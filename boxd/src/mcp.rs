@@ -39,7 +39,7 @@ impl Protocol {
         if self == Self::Codex {
             let directory = match &spec.host_path {
                 Some(workspace) => workspace.clone(),
-                None => values::directory(".")?,
+                None => values::directory(".").context("current directory")?,
             };
             spec.mount_path = Some(directory);
         }

@@ -1,5 +1,6 @@
 //! Parsers of command line values.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -35,12 +36,14 @@ pub(crate) fn duration(text: &str) -> Result<Duration> {
 pub(crate) fn variable(text: &str) -> Result<(String, String)> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        Some(_) => bail!("{text:?}: missing variable name"),
+        Some(_) => bail!("--env {text}: the name is missing; use NAME=VALUE"),
         None => {
-            let value = std::env::var_os(text)
-                .with_context(|| format!("{text}: not set in this environment"))?;
+            let value = std::env::var_os(text).with_context(|| {
+                format!("--env {text}: not set in this environment; use {text}=VALUE")
+            })?;
             let value = value.into_string();
-            let value = value.map_err(|_| anyhow!("{text}: not UTF-8"))?;
+            let value = value
+                .map_err(|_| anyhow!("--env {text}: the value is not UTF-8; use {text}=VALUE"))?;
             Ok((text.to_owned(), value))
         }
     }
@@ -54,7 +57,8 @@ pub(crate) fn workspace(text: &str) -> Result<(String, HostPathMode)> {
         Some((path, "overlay")) => (path, HostPathMode::Overlay),
         _ => (text, HostPathMode::Rw),
     };
-    Ok((directory(path)?, mode))
+    let directory = directory(path).with_context(|| format!("--workspace {path}"))?;
+    Ok((directory, mode))
 }
 
 /// Parses a mount: `DIR:PATH`, read-only unless `:rw` follows.
@@ -65,9 +69,10 @@ pub(crate) fn mount(text: &str) -> Result<BoxMountSpec> {
         _ => (text, HostPathMode::Ro),
     };
     let Some((path, target)) = rest.rsplit_once(':') else {
-        bail!("{text:?}: expected DIR:PATH or DIR:PATH:rw");
+        bail!("--mount {text}: the path in the box is missing; use DIR:PATH or DIR:PATH:rw");
     };
-    Ok(BoxMountSpec::new(directory(path)?, target, mode)?)
+    let directory = directory(path).with_context(|| format!("--mount {path}"))?;
+    BoxMountSpec::new(directory, target, mode).with_context(|| format!("--mount {text}"))
 }
 
 /// Whether the source of a volume is a directory of this machine, and not the name of a volume.
@@ -105,9 +110,8 @@ pub(crate) fn directory_volume(text: &str) -> Result<BoxMountSpec> {
     let Some((path, target)) = rest.rsplit_once(':') else {
         bail!("-v {text}: expected DIR:PATH or DIR:PATH:ro; anonymous volumes are not supported");
     };
-    let directory = directory(path)
-        .with_context(|| format!("-v {text}: {path} must be a directory of this machine"))?;
-    Ok(BoxMountSpec::new(directory, target, mode)?)
+    let directory = directory(path).with_context(|| format!("-v {path}"))?;
+    BoxMountSpec::new(directory, target, mode).with_context(|| format!("-v {text}"))
 }
 
 /// Parses an amount of memory: a number of MiB, or a number with `k`, `m`, `g` or `t`.
@@ -138,15 +142,19 @@ pub(crate) fn mebibytes(text: &str) -> Result<u64> {
     Ok(all as u64)
 }
 
+/// Resolves a directory of this machine. The caller names its option and the path.
 pub(crate) fn directory(path: &str) -> Result<String> {
-    let real = std::fs::canonicalize(path).with_context(|| path.to_owned())?;
+    let real = match std::fs::canonicalize(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("no such directory; create it or choose another")
+        }
+        real => real?,
+    };
     if !real.is_dir() {
-        bail!("{path}: not a directory");
+        bail!("not a directory; choose a directory");
     }
-    let text = real
-        .to_str()
-        .with_context(|| format!("{path}: not UTF-8"))?;
-    Ok(text.to_owned())
+    let text = real.to_str();
+    Ok(text.context("not UTF-8; choose another")?.to_owned())
 }
 
 /// Splits `BOX` or `BOX/COMMAND`. No id contains a slash.
@@ -208,7 +216,11 @@ mod tests {
             HostPathMode::Rw
         );
         assert!(mount(path).is_err());
-        assert!(workspace("/nowhere/at/all").is_err());
+        let missing = workspace("/nowhere/at/all").unwrap_err();
+        assert_eq!(
+            format!("{missing:#}"),
+            "--workspace /nowhere/at/all: no such directory; create it or choose another"
+        );
     }
 
     #[test]
@@ -226,7 +238,10 @@ mod tests {
         }
         for (wrong, says) in [
             ("/data", "anonymous volumes"),
-            ("/nowhere/at/all:/data", "must be a directory"),
+            (
+                "/nowhere/at/all:/data",
+                "-v /nowhere/at/all: no such directory; create it",
+            ),
         ] {
             assert!(is_directory(wrong));
             let error = format!("{:#}", directory_volume(wrong).unwrap_err());

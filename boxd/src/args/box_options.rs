@@ -379,8 +379,21 @@ impl BoxOptions {
 
     /// Whether an option sets the lifetime of the box.
     pub(crate) fn has_lifetime(&self) -> bool {
-        let acts = self.on_idle.is_some() || self.on_expiry.is_some() || self.wake;
-        acts || self.idle_ms().is_some() || self.expire.is_some()
+        self.lifetime_option().is_some()
+    }
+
+    /// The first given option that sets the lifetime of the box.
+    pub(crate) fn lifetime_option(&self) -> Option<&'static str> {
+        let options = [
+            ("--keep", self.keep),
+            ("--ttl", self.ttl.is_some()),
+            ("--expire", self.expire.is_some()),
+            ("--on-idle", self.on_idle.is_some()),
+            ("--on-expiry", self.on_expiry.is_some()),
+            ("--wake", self.wake),
+        ];
+        let mut given = options.into_iter().filter(|(_, given)| *given);
+        given.next().map(|(option, _)| option)
     }
 
     fn lifetime(&self) -> Lifetime {

@@ -3,10 +3,11 @@
 //! 1. `keys`: every key.
 //! 2. This file: reads the sources in that order, and records the origin of each value.
 //! 3. `network`: the network section.
-//! 4. `show`: prints the configuration and the example.
+//! 4. `problem`: describes the problem of a value. `show`: prints the configuration and the example.
 
 mod keys;
 mod network;
+mod problem;
 mod show;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use box_protocol::BoxError;
 use box_runtime::{ImagesConfig, PullRule};
 use box_service::ServiceConfig;
 use serde::Deserialize;
@@ -199,10 +201,13 @@ const DEFAULT_FILE: &str = "/etc/boxd/boxd.toml";
 /// Variables that are not keys: settings of a client, tokens, and the configuration file.
 const OTHER_VARIABLES: &[&str] = &["BOXD_CONFIG", "BOXD_ENDPOINT", "BOXD_TOKEN", "BOXD_TOKENS"];
 
+/// The start of every variable.
+const PREFIX: &str = "BOXD_";
+
 /// The `BOXD_` variables of this process.
 pub(crate) fn variables() -> Result<Vec<(String, String)>> {
     let all = std::env::vars_os().map(|(name, value)| (name.to_string_lossy().into_owned(), value));
-    all.filter(|(name, _)| name.starts_with("BOXD_"))
+    all.filter(|(name, _)| name.starts_with(PREFIX))
         .map(|(name, value)| match value.into_string() {
             Ok(value) => Ok((name, value)),
             Err(_) => Err(anyhow!("{name}: not UTF-8")),
@@ -230,7 +235,10 @@ pub(crate) fn load(
         }
         let Some(key) = KEYS.iter().find(|key| key.variable() == name) else {
             let known = KEYS.iter().map(Key::variable);
-            bail!("unknown variable {name}{}", suggestion(&name, known));
+            bail!(
+                "{name}: unknown variable; {}",
+                suggestion(&name, PREFIX, known)
+            );
         };
         values.insert(
             key.name.into(),
@@ -277,7 +285,10 @@ fn read_file(path: &Path, values: &mut Values) -> Result<()> {
     for (name, value) in found {
         if !KEYS.iter().any(|key| key.name == name) {
             let known = KEYS.iter().map(|key| key.name.to_owned());
-            bail!("unknown key {name} in {shown}{}", suggestion(&name, known));
+            bail!(
+                "{name}: unknown key in {shown}; {}",
+                suggestion(&name, "", known)
+            );
         }
         values.insert(name, (value, Origin::File(path.to_owned())));
     }
@@ -301,15 +312,41 @@ fn flatten(prefix: &str, table: &Table, found: &mut Vec<(String, Value)>) {
     }
 }
 
-/// `; did you mean …?`, if a known name is similar.
-fn suggestion(name: &str, known: impl Iterator<Item = String>) -> String {
+/// A similar known name, or the command that lists all names.
+///
+/// All names begin with `prefix`, which therefore makes no two of them similar.
+fn suggestion(name: &str, prefix: &str, known: impl Iterator<Item = String>) -> String {
     /// The minimum similarity of two names.
     const MIN_SIMILARITY: f64 = 0.7;
+    let similarity = |known: &str| {
+        let rest = |name| str::strip_prefix(name, prefix).unwrap_or(name);
+        strsim::jaro_winkler(rest(name), rest(known))
+    };
     known
-        .map(|known| (strsim::jaro_winkler(name, &known), known))
+        .map(|known| (similarity(&known), known))
         .filter(|(similarity, _)| *similarity > MIN_SIMILARITY)
         .max_by(|one, other| one.0.total_cmp(&other.0))
-        .map_or_else(String::new, |(_, known)| format!("; did you mean {known}?"))
+        .map_or_else(
+            || "see boxd config reference".to_owned(),
+            |(_, known)| format!("did you mean {known}?"),
+        )
+}
+
+/// Returns ` (from ORIGIN)` for a key or a value below it.
+fn from_origin(values: &Values, name: &str) -> String {
+    let origin = values.iter().find(|(key, _)| {
+        let below = name.strip_prefix(key.as_str());
+        below.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    });
+    origin.map_or_else(String::new, |(_, (_, origin))| format!(" (from {origin})"))
+}
+
+/// Describes an error of the policy section, whose message begins with the name of a key.
+pub(crate) fn policy_error(error: &BoxError, values: &Values) -> anyhow::Error {
+    let message = error.message();
+    let (field, problem) = message.split_once(": ").unwrap_or(("", message));
+    let name = format!("policy.{field}");
+    anyhow!("{name}{}: {problem}", from_origin(values, &name))
 }
 
 fn deserialize(values: &Values) -> Result<Config> {
@@ -323,15 +360,12 @@ fn deserialize(values: &Values) -> Result<Config> {
             table.insert(key.into(), value.clone());
         }
     }
-    serde_path_to_error::deserialize(Value::Table(sections)).map_err(|error| {
+    let sections = Value::Table(sections);
+    serde_path_to_error::deserialize(sections.clone()).map_err(|error| {
         let name = error.path().to_string();
-        let origin = values.iter().find(|(key, _)| {
-            let below = name.strip_prefix(key.as_str());
-            below.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-        });
-        let origin =
-            origin.map_or_else(String::new, |(_, (_, origin))| format!(" (from {origin})"));
-        anyhow!("{name}{origin}: {}", error.inner().message())
+        let value = problem::value_at(&sections, error.path());
+        let problem = problem::describe(error.inner().message(), value);
+        anyhow!("{name}{}: {problem}", from_origin(values, &name))
     })
 }
 
@@ -391,7 +425,10 @@ mod tests {
     #[test]
     fn an_unknown_key_suggests_a_similar_one() {
         let error = error_of("[runtime]\nmax_sesions = 7\n");
-        assert!(error.contains("unknown key runtime.max_sesions"), "{error}");
+        assert!(
+            error.starts_with("runtime.max_sesions: unknown key in /"),
+            "{error}"
+        );
         assert!(
             error.ends_with("did you mean runtime.max_boxes?"),
             "{error}"
@@ -401,12 +438,14 @@ mod tests {
             error.starts_with("policy.profiles[0].cpu (from /"),
             "{error}"
         );
-        let variable = [("BOXD_LOG_LEVLE".to_owned(), "x".to_owned())];
-        let error = load(None, variable, Vec::new()).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "unknown variable BOXD_LOG_LEVLE; did you mean BOXD_LOG_LEVEL?"
-        );
+        for (name, hint) in [
+            ("BOXD_LOG_LEVLE", "did you mean BOXD_LOG_LEVEL?"),
+            ("BOXD_FOO", "see boxd config reference"),
+        ] {
+            let variable = [(name.to_owned(), "x".to_owned())];
+            let error = load(None, variable, Vec::new()).unwrap_err().to_string();
+            assert_eq!(error, format!("{name}: unknown variable; {hint}"));
+        }
     }
 
     #[test]

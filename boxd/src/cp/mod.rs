@@ -105,7 +105,7 @@ async fn copy_all(cli: &Cli, args: &CpArgs, interrupt: Interrupt) -> Result<()> 
         (CopyPath::Box(..), CopyPath::Box(..)) => {
             bail!("cannot copy between two boxes; copy to this machine first")
         }
-        _ => bail!("one path must be in a box: BOX:/PATH"),
+        _ => bail!("FROM, TO: neither is BOX:/PATH; the path in a box must be absolute"),
     }
 }
 

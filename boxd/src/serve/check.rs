@@ -2,20 +2,19 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use box_rpc::Router;
 use box_service::BoxService;
 use box_service::connector::InProcess;
-use box_transports::Endpoint;
 
-use super::http::pages::Origins;
+use super::http::{self, pages::Origins};
 use super::listeners;
 use super::tokens::Tokens;
-use crate::config::{Config, ServerSection};
+use crate::config::{self, Config, ServerSection, Values};
 use crate::log;
 
 /// Reads everything that a server reads before it listens, and returns its errors.
-pub(crate) fn check(config: &Config) -> Result<()> {
+pub(crate) fn check(config: &Config, values: &Values) -> Result<()> {
     log::filter(&config.log)?;
     let server = &config.server;
     let tokens = Tokens::read(server.token_file.as_deref())?;
@@ -29,14 +28,13 @@ pub(crate) fn check(config: &Config) -> Result<()> {
     Origins::new(&server.allowed_origins, !tokens.is_empty())?;
     check_files(server)?;
     config.network.egress(|name| std::env::var(name).ok())?;
-    BoxService::with_connector(config.policy.clone(), InProcess::new(Router::empty()))?;
+    BoxService::with_connector(config.policy.clone(), InProcess::new(Router::empty()))
+        .map_err(|error| config::policy_error(&error, values))?;
     Ok(())
 }
 
 fn check_http(text: &str, tokens: &Tokens) -> Result<()> {
-    let Ok(Endpoint::Tcp { address, .. }) = format!("tcp://{text}").parse() else {
-        bail!("{text:?} is not HOST:PORT");
-    };
+    let address = http::address(text)?;
     let is_remote = |address: IpAddr| !address.is_loopback();
     ensure!(
         !tokens.is_empty() || !address.host.parse().is_ok_and(is_remote),

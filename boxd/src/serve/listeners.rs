@@ -14,6 +14,7 @@ use box_transports::{Endpoint, ListenOptions, PeerInfo};
 
 use super::tokens::Tokens;
 use crate::config::ServerSection;
+use crate::connect::parse_endpoint;
 
 /// All open listeners.
 #[derive(Debug)]
@@ -31,11 +32,14 @@ impl Listeners {
     ) -> Result<Self> {
         let mut servers = Vec::new();
         for text in listen {
-            let endpoint: Endpoint = text.parse().with_context(|| format!("endpoint {text}"))?;
+            let endpoint = parse_endpoint(text)?;
             let auth_rule = AuthRule::new(&endpoint, section, tokens)
                 .with_context(|| format!("endpoint {text}"))?;
+            if matches!(auth_rule, AuthRule::Loopback) {
+                tracing::warn!(%endpoint, "no tokens are configured; every local process can connect");
+            }
             let options = ListenOptions {
-                tls: tls(&endpoint, section)?,
+                tls: tls(&endpoint, section).with_context(|| format!("endpoint {text}"))?,
                 max_connections: section.max_connections,
                 upgrade_policy: Some(Arc::new(origin_check(&endpoint, section, &auth_rule))),
                 ..ListenOptions::default()
@@ -107,7 +111,6 @@ impl AuthRule {
             "not a loopback address; configure tokens (server.token_file, --token-file or BOXD_TOKENS) or client \
              certificates (server.tls_client_ca)"
         );
-        tracing::warn!(%endpoint, "no tokens are configured; every local process can connect");
         Ok(Self::Loopback)
     }
 
@@ -137,12 +140,9 @@ pub(super) fn is_loopback(host: &str) -> bool {
 
 /// Checks an endpoint without listening at it.
 pub(super) fn check(text: &str, section: &ServerSection, tokens: &Tokens) -> Result<()> {
-    let checked = || {
-        let endpoint: Endpoint = text.parse()?;
-        AuthRule::new(&endpoint, section, tokens)?;
-        tls(&endpoint, section)
-    };
-    checked()
+    let endpoint = parse_endpoint(text)?;
+    let checked = AuthRule::new(&endpoint, section, tokens).and_then(|_| tls(&endpoint, section));
+    checked
         .map(drop)
         .with_context(|| format!("endpoint {text}"))
 }
@@ -188,7 +188,7 @@ fn tls(endpoint: &Endpoint, section: &ServerSection) -> Result<Option<ServerTls>
         return Ok(None);
     };
     let (Some(certificate), Some(key)) = (&section.tls_certificate, &section.tls_key) else {
-        bail!("{endpoint}: TLS requires server.tls_certificate and server.tls_key");
+        bail!("TLS requires server.tls_certificate and server.tls_key; set both");
     };
     let identity = Identity {
         certificates: Pem::Path(certificate.clone()),

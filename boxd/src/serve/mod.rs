@@ -220,7 +220,7 @@ async fn langbot_port(
         address
     };
     let bound = BoundPort::bind_for_langbot(address, section, tokens).await;
-    bound.with_context(|| format!("LangBot at {address}"))
+    bound.context("--langbot")
 }
 
 fn flags(args: &ServeArgs) -> Vec<Flag> {

@@ -217,6 +217,7 @@ fn commands_of_other_tools_get_a_tip() {
         ("inspct", "tip: `boxd inspect`\n"),
         ("rnu", "tip: `boxd run`\n"),
         ("pasue", "tip: `boxd pause`\n"),
+        ("elephant", "tip: `boxd --help` lists all commands\n"),
     ] {
         let refused = super::support::boxd().arg(word).output().unwrap();
         assert_eq!(refused.status.code(), Some(2), "{word}");

@@ -63,8 +63,11 @@ fn config_check_refuses_an_unusable_configuration() {
     };
     let token_file = format!("[server]\ntoken_file = {tokens:?}");
     for (text, why) in [
-        ("[policy]\nprofile = \"nope\"", "nope"),
-        ("[server]\nlisten = [\"nope:\"]", "nope:"),
+        (
+            "[policy]\nprofile = \"nope\"",
+            "/boxd.toml): unknown profile \"nope\"; use one of default",
+        ),
+        ("[server]\nlisten = [\"nope:\"]", "endpoint nope:: "),
         (
             "[server]\nlisten = [\"tcp://0.0.0.0:1\"]",
             "tcp://0.0.0.0:1",
@@ -73,7 +76,10 @@ fn config_check_refuses_an_unusable_configuration() {
             "[server]\nlisten = [\"tls://127.0.0.1:1\"]",
             "tls_certificate",
         ),
-        ("[server]\nhttp = \"x\"", "server.http"),
+        (
+            "[server]\nhttp = \"x\"",
+            "server.http: \"x\" is not HOST:PORT",
+        ),
         ("[log]\nlevel = \"=,=x\"", "log.level"),
         ("[network.hosts]\n\"a b\" = [\"10.0.0.1\"]", "network.hosts"),
         ("[network]\nproxy = \"gopher://x\"", "network.proxy"),

@@ -171,7 +171,10 @@ fn idle_and_expired_boxes_are_kept_and_woken_if_asked() {
         (&true.into(), &"stop".into())
     );
     let unnamed = server.run(&["run", "--on-idle", "stop", "true"]);
-    assert!(err(&unnamed).contains("require --name"), "{unnamed:?}");
+    assert!(
+        err(&unnamed).contains("--on-idle: requires --name"),
+        "{unnamed:?}"
+    );
 }
 
 #[test]

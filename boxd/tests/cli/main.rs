@@ -18,6 +18,7 @@ mod docker_usage;
 mod full_disk;
 mod images;
 mod network;
+mod option_errors;
 mod overlay;
 mod packages;
 mod policy;

@@ -278,7 +278,10 @@ fn variables_that_are_not_utf8_matter_only_if_used() {
         boxd().env("ODD", odd).args(["run", "-e", "ODD", "true"]),
         b"",
     );
-    assert!(err(&passed).contains("ODD: not UTF-8"), "{passed:?}");
+    assert!(
+        err(&passed).contains("--env ODD: the value is not UTF-8"),
+        "{passed:?}"
+    );
     for (name, command) in [
         ("BOXD_LOG_LEVEL", "run true"),
         ("BOXD_LOG_LEVEL", "config show"),

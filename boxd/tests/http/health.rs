@@ -42,7 +42,7 @@ fn the_ready_line_names_the_bound_port() {
         assert_eq!(server.get("/healthz").status, 200);
     }
     let taken = Setup::at(one.http()).fails();
-    assert!(taken.1.contains("HTTP at 127.0.0.1:"), "{taken:?}");
+    assert!(taken.1.contains("server.http: 127.0.0.1:"), "{taken:?}");
 }
 
 #[test]
@@ -58,7 +58,10 @@ fn a_remote_listener_requires_tokens() {
     server.wait_for_log("no token");
     let (status, message) = Setup::at("nonsense").fails();
     assert_eq!(status.code(), Some(125));
-    assert!(message.contains("HOST:PORT"), "{message}");
+    assert!(
+        message.contains("server.http: \"nonsense\" is not HOST:PORT"),
+        "{message}"
+    );
 }
 
 /// The value of a metric.

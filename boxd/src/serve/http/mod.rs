@@ -36,10 +36,10 @@ use box_gateways::e2b::hosts::{LOOPBACK_DOMAIN, rewrite};
 use box_gateways::http::capability::SigningKey;
 use box_gateways::langbot::{LangBot, TOKEN_VARIABLE};
 use box_rpc::Router;
-use box_transports::Endpoint;
 use box_transports::connection_limit::AcceptBackoff;
 use box_transports::server::ServerMetrics;
 use box_transports::websocket::is_host;
+use box_transports::{Endpoint, HostPort};
 use http_body_util::BodyExt as _;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -92,7 +92,7 @@ impl BoundPort {
             return Ok(None);
         };
         let bound = Self::bind_at(text, section, tokens).await;
-        bound.map(Some).with_context(|| format!("HTTP at {text}"))
+        bound.map(Some).context("server.http")
     }
 
     async fn bind_at(text: &str, section: &ServerSection, tokens: &Tokens) -> Result<Self> {
@@ -100,7 +100,7 @@ impl BoundPort {
         let loopback = addresses.iter().all(|address| address.ip().is_loopback());
         ensure!(
             loopback || !tokens.is_empty(),
-            "not a loopback address; configure tokens (server.token_file, --token-file or BOXD_TOKENS)"
+            "{text} is not a loopback address; configure tokens (server.token_file, --token-file or BOXD_TOKENS)"
         );
         let origins = Origins::new(&section.allowed_origins, !tokens.is_empty())?;
         let tokens = (!tokens.is_empty()).then(|| tokens.to_rpc());
@@ -126,7 +126,7 @@ impl BoundPort {
         let loopback = addresses.iter().all(|address| address.ip().is_loopback());
         ensure!(
             loopback || tokens.is_some(),
-            "not a loopback address; set {TOKEN_VARIABLE} to the same secret on both sides"
+            "{text} is not a loopback address; set {TOKEN_VARIABLE} to the same secret on both sides"
         );
         let hosts = match &tokens {
             // A web page cannot send the token, so any host name is safe.
@@ -150,7 +150,8 @@ impl BoundPort {
         settings: PortSettings,
         section: &ServerSection,
     ) -> Result<Self> {
-        let listener = TcpListener::bind(addresses).await?;
+        let listener = TcpListener::bind(addresses).await;
+        let listener = listener.with_context(|| shown(addresses))?;
         let address = listener.local_addr()?;
         if settings.auth.tokens.is_none() {
             tracing::warn!(%address, "no tokens are configured; every local process can use the HTTP port");
@@ -204,6 +205,12 @@ impl BoundPort {
     }
 }
 
+/// Lists addresses for an error.
+fn shown(addresses: &[SocketAddr]) -> String {
+    let all: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    all.join(", ")
+}
+
 /// Returns the operator's URL of the port, if any.
 fn public_url(section: &ServerSection) -> Option<String> {
     let url = section.public_url.as_ref();
@@ -222,13 +229,19 @@ fn has_port(host: &str) -> bool {
         .is_some_and(|(name, _)| is_host(name, host))
 }
 
+/// Parses `HOST:PORT`.
+pub(super) fn address(text: &str) -> Result<HostPort> {
+    match format!("tcp://{text}").parse() {
+        Ok(Endpoint::Tcp { address, .. }) => Ok(address),
+        _ => bail!("{text:?} is not HOST:PORT"),
+    }
+}
+
 /// Resolves `HOST:PORT` to the host name in requests and the addresses.
 async fn resolve(text: &str) -> Result<(String, Vec<SocketAddr>)> {
-    let Ok(Endpoint::Tcp { address: named, .. }) = format!("tcp://{text}").parse() else {
-        bail!("expected HOST:PORT");
-    };
-    let addresses = tokio::net::lookup_host((named.host.as_str(), named.port)).await?;
-    let addresses = addresses.collect();
+    let named = address(text)?;
+    let addresses = tokio::net::lookup_host((named.host.as_str(), named.port)).await;
+    let addresses = addresses.with_context(|| text.to_owned())?.collect();
     let host = if named.host.contains(':') {
         format!("[{}]", named.host)
     } else {
