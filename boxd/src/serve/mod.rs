@@ -68,6 +68,10 @@ pub(crate) async fn run(cli: &Cli, args: &ServeArgs) -> Result<ExitCode> {
     let tokens = Tokens::read(config.server.token_file.as_deref())?;
     tokens.check_policy(&config.policy)?;
     Origins::new(&config.server.allowed_origins, !tokens.is_empty())?;
+    let listen = endpoints(&config.server, &state);
+    for text in &listen {
+        listeners::check(text, &config.server, &tokens)?;
+    }
     let ports = bind_ports(args, &config.server, &tokens).await?;
     let embedded = EmbeddedServer::start(&config, Some(&state), config.policy.clone())?;
     let guarded = !tokens.is_empty() || langbot::token().is_ok_and(|token| token.is_some());
@@ -90,7 +94,6 @@ pub(crate) async fn run(cli: &Cli, args: &ServeArgs) -> Result<ExitCode> {
     tracing::info!(adopted, "adopted the boxes of an earlier server");
     let opened = async {
         embedded.service.initialize().await?;
-        let listen = endpoints(&config.server, &state);
         Listeners::open(&config.server, &listen, &router, &tokens).await
     };
     let listeners = match opened.await {

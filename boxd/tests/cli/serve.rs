@@ -72,6 +72,27 @@ fn a_server_that_cannot_listen_keeps_adopted_boxes() {
 }
 
 #[test]
+fn a_refused_listener_leaves_the_state_directory_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state");
+    for (listen, why) in [
+        (
+            "tcp://0.0.0.0:1",
+            "endpoint tcp://0.0.0.0:1: not a loopback",
+        ),
+        ("nope://x", "endpoint nope://x: unknown scheme; use "),
+    ] {
+        let mut serve = boxd();
+        serve.args(["serve", "--listen", listen, "--state-dir"]);
+        let refused = feed(serve.arg(&state), b"");
+        assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+        assert!(err(&refused).contains(why), "{refused:?}");
+        let files: Vec<_> = std::fs::read_dir(&state).unwrap().collect();
+        assert!(files.is_empty(), "{files:?}");
+    }
+}
+
+#[test]
 fn a_second_signal_ends_the_wait() {
     let directory = tempfile::tempdir().unwrap();
     let mut server = Server::with(directory, |command| {
