@@ -175,7 +175,8 @@ impl Agent {
     pub(crate) fn find(&self, id: &CommandId) -> Result<Arc<Command>, BoxError> {
         let table = self.table();
         table.commands.get(id).cloned().ok_or_else(|| {
-            BoxError::not_found("command_id: no such command").with_detail(&Detail {
+            let message = format!("command_id: {id} not found; list the commands of the box");
+            BoxError::not_found(message).with_detail(&Detail {
                 expired: table.forgotten.contains(id),
                 ..Detail::about(Subject::Command)
             })

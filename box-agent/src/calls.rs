@@ -461,6 +461,10 @@ fn signal(name: &str) -> Result<i32, BoxError> {
     ];
     let known = NAMES.iter().find(|(known, _)| *known == name);
     known.map(|(_, number)| *number).ok_or_else(|| {
-        BoxError::validation("signal: unknown name; use a name without SIG, such as TERM")
+        // The caller's text may be long.
+        let shown: String = name.chars().take(16).collect();
+        BoxError::validation(format!(
+            "signal: {shown:?} is unknown; use a name without SIG, such as TERM"
+        ))
     })
 }

@@ -178,8 +178,10 @@ impl Handle<PortOpen> for Ports {
 impl Handle<PortSend> for Ports {
     async fn handle(&self, params: PortSendParams, _: Call<PortSend>) -> Result<Empty, BoxError> {
         let connection = self.open().get(&params.conn_id).cloned();
-        let connection =
-            connection.ok_or_else(|| BoxError::not_found("conn_id: no such connection"))?;
+        let connection = connection.ok_or_else(|| {
+            let id = &params.conn_id;
+            BoxError::not_found(format!("conn_id: {id} not found; open the port again"))
+        })?;
         let mut closed = connection.closed.lock().await;
         let closed_error =
             |_| BoxError::conflict("conn_id: the sending side of the connection is closed");

@@ -124,7 +124,7 @@ pub fn with_end(error: BoxError, why: Ended) -> BoxError {
 
 /// The error for a workspace that exceeds its quota.
 pub fn quota_exceeded(megabytes: u64, more: &str) -> BoxError {
-    let message = format!("quota exceeded: {megabytes} MiB{more}");
+    let message = format!("workspace_quota_mb: the workspace exceeds {megabytes} MiB{more}");
     BoxError::capacity(message).with_detail(&Detail {
         field: Some("workspace_quota_mb".to_owned()),
         limit: Some("workspace_quota_mb".to_owned()),

@@ -21,7 +21,8 @@ fn check(field: &'static str, text: &str) -> Result<(), Invalid> {
     let rule = if text.is_empty() {
         "must not be empty"
     } else if text.len() > MAX_ID_BYTES {
-        "must not be longer than 256 bytes"
+        let rule = format!("{} bytes; the limit is {MAX_ID_BYTES}", text.len());
+        return Err(Invalid::new(field, rule));
     } else if !is_plain && text.chars().any(char::is_control) {
         "must not contain control characters"
     } else if !is_plain && text.chars().any(is_invisible) {
@@ -175,7 +176,7 @@ mod tests {
         let long = "x".repeat(257);
         for (bad, rule) in [
             ("", "box_id: must not be empty"),
-            (long.as_str(), "box_id: must not be longer than 256 bytes"),
+            (long.as_str(), "box_id: 257 bytes; the limit is 256"),
             ("a\nb", "box_id: must not contain control characters"),
             ("a\u{85}b", "box_id: must not contain control characters"),
             ("a\u{202e}b", INVISIBLE),

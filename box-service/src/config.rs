@@ -319,7 +319,9 @@ mod tests {
         let broken = json!({"profiles": [{"name": "mine", "memory_mb": 1}]});
         let error = serde_json::from_value::<ServiceConfig>(broken).unwrap_err();
         assert!(
-            error.to_string().contains("memory_mb: must be at least 32"),
+            error
+                .to_string()
+                .contains("memory_mb: 1 is below the minimum of 32"),
             "{error}"
         );
     }

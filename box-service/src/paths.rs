@@ -147,16 +147,20 @@ pub(crate) fn create_workspace(
     let inside = |path: &Path| roots.iter().any(|root| path.starts_with(root));
     let refused = |rule| BoxError::from(Invalid::new("default_host_workspace", rule));
     if !inside(workspace) {
-        return Err(refused("outside allowed_host_mount_roots"));
+        return Err(refused(
+            "outside allowed_host_mount_roots; add its directory there",
+        ));
     }
     if blocked::is_blocked(workspace, roots, private) {
-        return Err(refused("blocked for security"));
+        return Err(refused("blocked for security; choose another directory"));
     }
     fs::create_dir_all(workspace).map_err(|error| refused_by_os("cannot be created", &error))?;
     let real =
         fs::canonicalize(workspace).map_err(|error| refused_by_os("cannot be resolved", &error))?;
     if !inside(&real) {
-        return Err(refused("outside allowed_host_mount_roots"));
+        return Err(refused(
+            "outside allowed_host_mount_roots; add its directory there",
+        ));
     }
     Ok(real)
 }
@@ -232,7 +236,7 @@ mod tests {
         let error = create_workspace(&beside, &roots, &[]).unwrap_err();
         assert_eq!(
             error.message(),
-            "default_host_workspace: outside allowed_host_mount_roots"
+            "default_host_workspace: outside allowed_host_mount_roots; add its directory there"
         );
         assert!(!beside.exists());
     }

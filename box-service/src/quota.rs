@@ -87,12 +87,13 @@ impl Quota {
             Ok(Counted::TooManyBytes) => {
                 return Err(quota_exceeded(
                     self.megabytes,
-                    &format!(", counted {moment}"),
+                    &format!(", counted {moment}; remove files or raise the quota"),
                 ));
             }
             Ok(Counted::TooManyEntries) => {
                 let message = format!(
-                    "quota exceeded: {} entries, counted {moment}",
+                    "policy.max_workspace_entries: the workspace exceeds {} entries, counted {moment}; \
+                     remove files or raise the limit",
                     self.max_entries
                 );
                 return Err(BoxError::capacity(message).with_detail(&Detail {
@@ -170,16 +171,16 @@ mod tests {
         let error = quota.check(CheckTime::Before).unwrap_err();
         assert_eq!(error.code(), Code::Capacity);
         assert!(
-            error
-                .message()
-                .starts_with("quota exceeded: 2 MiB, counted before execution"),
+            error.message().starts_with(
+                "workspace_quota_mb: the workspace exceeds 2 MiB, counted before execution"
+            ),
             "{error}"
         );
         let error = quota.check(CheckTime::After).unwrap_err();
         assert!(
-            error
-                .message()
-                .starts_with("quota exceeded: 2 MiB, counted after execution"),
+            error.message().starts_with(
+                "workspace_quota_mb: the workspace exceeds 2 MiB, counted after execution"
+            ),
             "{error}"
         );
         assert!(!error.message().contains(dir.path().to_str().unwrap()));

@@ -222,7 +222,9 @@ impl BoxService {
     /// Returns the client of the runtime for the calls of this caller.
     pub(crate) async fn client_for(&self, caller: &Caller) -> Result<RuntimeClient, BoxError> {
         if !self.rules().config.enabled {
-            return Err(BoxError::unavailable("boxes are disabled by configuration"));
+            return Err(BoxError::unavailable(
+                "policy.enabled: boxes are disabled; set it to true",
+            ));
         }
         self.check_not_disposed()?;
         let has_identity = match &self.0.runtime {

@@ -164,11 +164,12 @@ fn detail(error: &Error) -> Detail {
     client.map(ClientError::detail).unwrap_or_default()
 }
 
-/// Whether the call was refused because the box is not running.
+/// Whether the call was refused because the box is paused or stopped.
 fn is_not_running(error: &ClientError) -> bool {
-    error
-        .refusal()
-        .is_some_and(|refusal| refusal.message().contains(" is not running"))
+    error.refusal().is_some_and(|refusal| {
+        let message = refusal.message();
+        message.ends_with(": is paused; resume it") || message.ends_with(": is stopped; start it")
+    })
 }
 
 /// The name of a box and of a command.

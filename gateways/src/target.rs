@@ -300,7 +300,7 @@ async fn stream<A: Action>(
     let mut chunks = peer.stream::<A>(params).await.map_err(failed)?;
     while let Some(chunk) = chunks.next().await {
         if to.send(chunk.map_err(failed)?).await.is_err() {
-            return Err(BoxError::cancelled("the reader has left"));
+            return Err(BoxError::cancelled("the reader has disconnected"));
         }
     }
     drop(to);

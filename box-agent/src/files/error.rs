@@ -104,7 +104,10 @@ const ERRORS: [(Errno, Code, &str, &str); 26] = [
 pub(super) fn path_error(errno: Errno, path: &str) -> BoxError {
     let found = ERRORS.iter().find(|(known, ..)| *known == errno);
     let Some((_, code, name, description)) = found else {
-        return BoxError::internal(format!("{path}: errno {}", errno.raw_os_error()));
+        return BoxError::internal(format!(
+            "{path}: the kernel returned errno {}",
+            errno.raw_os_error()
+        ));
     };
     let subject = if *code == Code::Capacity {
         Subject::Disk

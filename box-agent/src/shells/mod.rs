@@ -68,7 +68,7 @@ impl Shells {
     pub(crate) fn find(&self, id: &ShellId) -> Result<Arc<Shell>, BoxError> {
         let existing = self.table().get(id).cloned();
         existing.ok_or_else(|| {
-            BoxError::not_found("shell_id: no such shell")
+            BoxError::not_found(format!("shell_id: {id} not found; create it first"))
                 .with_detail(&Detail::about(Subject::Shell))
         })
     }

@@ -84,7 +84,10 @@ fn drafts_and_changes_have_rules() {
     assert!(grown.check().is_err());
     assert!(change(json!({"volume": {"shared": true}})).check().is_ok());
     let spec = change(json!({"template": {"spec": {"memory_mb": 1}}}));
-    assert_eq!(refused(spec.check()), "memory_mb: must be at least 32");
+    assert_eq!(
+        refused(spec.check()),
+        "memory_mb: 1 is below the minimum of 32"
+    );
     let pool = draft(json!({"pool": {"template": "t", "size": 4}}));
     assert_eq!((pool.kind(), pool.check()), (CatalogKind::Pool, Ok(())));
     let empty = draft(json!({"pool": {"template": "t", "size": 0}}));

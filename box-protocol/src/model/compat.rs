@@ -82,10 +82,16 @@ pub struct Conflict {
 impl Conflict {
     /// Converts to the error `conflict` for the existing box.
     pub fn into_error(self, box_id: &BoxId) -> BoxError {
-        let message = format!("box {box_id} already exists with {self}");
+        let field = self.field;
+        let difference = match &self.values {
+            Some((existing, asked)) => format!("{existing}, not {asked}"),
+            None => "another".to_owned(),
+        };
+        let message =
+            format!("{field}: box {box_id} has {difference}; omit {field} or use another box_id");
         let (existing, asked) = self.values.unzip();
         BoxError::conflict(message).with_detail(&Detail {
-            field: Some(self.field.to_owned()),
+            field: Some(field.to_owned()),
             existing,
             asked,
             ..Detail::about(Subject::Box)
@@ -217,7 +223,7 @@ mod tests {
         assert_eq!(error.code(), Code::Conflict);
         assert_eq!(
             error.message(),
-            "box s1 already exists with memory_mb=512, asked for 1024"
+            "memory_mb: box s1 has 512, not 1024; omit memory_mb or use another box_id"
         );
         let detail: Detail = error.detail().unwrap();
         assert_eq!(detail.field.as_deref(), Some("memory_mb"));
@@ -242,7 +248,7 @@ mod tests {
         let error = conflict.into_error(&existing.box_id);
         assert_eq!(
             error.message(),
-            "box s1 already exists with another host_path"
+            "host_path: box s1 has another; omit host_path or use another box_id"
         );
         assert!(!format!("{error:?}").contains("secret"));
     }

@@ -25,8 +25,8 @@ pub(super) use super::mount::{BoxMountSpec, HostPathMode};
 pub(super) use super::network::NetworkPolicy;
 pub(super) use super::parts::{Defaults, Guest, Labels, Lifetime, Main, Prepare, PullPolicy};
 pub(super) use super::rules::{
-    Any, AtLeast, Few, HostPath, Inside, Mounts, NoNul, Optional, POSITIVE, Positive, Rule, Secret,
-    Volumes, Word,
+    Any, AtLeast, Few, HostPath, Inside, Mounts, NoNul, Optional, Positive, Rule, Secret, Volumes,
+    Word,
 };
 pub(super) use super::spec::Network;
 pub(super) use super::volume::VolumeMount;
@@ -45,7 +45,7 @@ macro_rules! spec_fields {
         workdir: String = (String::new()), Optional(Inside);
 
         /// Maximum run time of the text, in seconds.
-        timeout_sec: u64 = 30, AtLeast(1, POSITIVE), lockable TimeoutSec;
+        timeout_sec: u64 = 30, AtLeast(1), lockable TimeoutSec;
 
         /// Whether the box has network access.
         network: Network = (Network::Off), Any, fixed shown, lockable Network;
@@ -91,10 +91,10 @@ macro_rules! spec_fields {
         cpus: f64 = 1.0, Positive, fixed shown, lockable Cpus;
 
         /// Memory limit, in MiB.
-        memory_mb: u64 = 512, AtLeast(32, "must be at least 32"), fixed shown, lockable MemoryMb;
+        memory_mb: u64 = 512, AtLeast(32), fixed shown, lockable MemoryMb;
 
         /// Maximum number of processes and threads.
-        pids_limit: u64 = 128, AtLeast(1, "must be at least 1"), fixed shown, lockable PidsLimit;
+        pids_limit: u64 = 128, AtLeast(1), fixed shown, lockable PidsLimit;
 
         /// Whether the system directories are read-only.
         read_only_rootfs: bool = true, Any, fixed shown, lockable ReadOnlyRootfs;
@@ -102,11 +102,11 @@ macro_rules! spec_fields {
         /// Maximum size of the private files, in MiB: home, `/tmp`, directories and the writable
         /// root; 0 for 512 or three quarters of `memory_mb`, whichever is less. Up to three quarters
         /// of `memory_mb` is in memory, and a larger size on disk.
-        disk_mb: u64 = 0, AtLeast(0, "must be greater than or equal to 0"), fixed shown, lockable DiskMb;
+        disk_mb: u64 = 0, AtLeast(0), fixed shown, lockable DiskMb;
 
         /// Maximum size of the workspace and all other writable mounts together, in MiB; 0 for no
         /// limit.
-        workspace_quota_mb: u64 = 0, AtLeast(0, "must be greater than or equal to 0"), fixed shown, lockable WorkspaceQuotaMb;
+        workspace_quota_mb: u64 = 0, AtLeast(0), fixed shown, lockable WorkspaceQuotaMb;
 
         /// A name that the owner can change, unique per gateway. The initial name determines the
         /// host name of the box.

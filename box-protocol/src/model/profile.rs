@@ -101,7 +101,7 @@ macro_rules! declare {
                     locked: fields.locked,
                     strict: fields.strict,
                 };
-                AtLeast(1, POSITIVE).check("max_timeout_sec", profile.max_timeout_sec)?;
+                AtLeast(1).check("max_timeout_sec", profile.max_timeout_sec)?;
                 if profile.timeout_sec > profile.max_timeout_sec {
                     let rule = "must not be greater than max_timeout_sec";
                     return Err(Invalid::new("timeout_sec", rule));
@@ -308,15 +308,15 @@ mod tests {
             ),
             (
                 json!({"name": "x", "memory_mb": 31}),
-                "memory_mb: must be at least 32",
+                "memory_mb: 31 is below the minimum of 32",
             ),
             (
                 json!({"name": "x", "pids_limit": 0}),
-                "pids_limit: must be at least 1",
+                "pids_limit: 0 is below the minimum of 1",
             ),
             (
                 json!({"name": "x", "timeout_sec": 0}),
-                "timeout_sec: must be greater than 0",
+                "timeout_sec: 0 is below the minimum of 1",
             ),
             (
                 json!({"name": "x", "image": " "}),

@@ -74,9 +74,17 @@ fn accept<T>(
     }
 }
 
-/// A whole number with a minimum, and the error text for a smaller one. The decoder also accepts
-/// `"999"` and `999.0`.
-pub(super) struct AtLeast(pub(super) u64, pub(super) &'static str);
+/// A whole number with a minimum. The decoder also accepts `"999"` and `999.0`.
+pub(super) struct AtLeast(pub(super) u64);
+
+impl AtLeast {
+    fn negative(&self) -> String {
+        match self.0 {
+            0 => "must not be negative".to_owned(),
+            minimum => format!("a negative number is below the minimum of {minimum}"),
+        }
+    }
+}
 
 impl Rule<u64> for AtLeast {
     fn read<'de, A: MapAccess<'de>>(
@@ -86,13 +94,17 @@ impl Rule<u64> for AtLeast {
     ) -> Result<Option<u64>, A::Error> {
         match Any.read(field, map)? {
             Some(Whole::Of(number)) => Ok(Some(number)),
-            Some(Whole::Negative) => Err(Invalid::new(field, self.1).decoding()),
+            Some(Whole::Negative) => Err(Invalid::new(field, self.negative()).decoding()),
             None => Ok(None),
         }
     }
 
     fn check(&self, field: &'static str, value: u64) -> Result<Option<u64>, Invalid> {
-        accept(value, value >= self.0, field, self.1)
+        if value >= self.0 {
+            return Ok(Some(value));
+        }
+        let rule = format!("{value} is below the minimum of {}", self.0);
+        Err(Invalid::new(field, rule))
     }
 
     #[cfg(feature = "schema")]

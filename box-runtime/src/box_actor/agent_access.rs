@@ -398,11 +398,7 @@ impl BoxEntry {
     /// Returns an error if the box is paused or stopped.
     pub(crate) fn check_awake(&self) -> Result<(), BoxError> {
         match self.access() {
-            Access::WakeFirst | Access::Refused(Code::Conflict) => {
-                let id = &self.spec.box_id;
-                let error = BoxError::conflict(format!("box {id} is not running"));
-                Err(error.with_detail(&Detail::about(Subject::Box)))
-            }
+            Access::WakeFirst | Access::Refused(Code::Conflict) => Err(self.not_running()),
             Access::Now | Access::Wait | Access::Refused(_) => Ok(()),
         }
     }

@@ -51,9 +51,7 @@ impl Instance {
     /// Identical mounts are accepted; a different mount at the same path is an error.
     pub(super) async fn add_mounts(&mut self, requested: &[BoxMountSpec]) -> Result<(), BoxError> {
         let Some(running) = &self.running else {
-            let id = &self.entry.spec.box_id;
-            let error = BoxError::conflict(format!("box {id} has no running instance"));
-            return Err(error.with_detail(&Detail::about(Subject::Box)));
+            return Err(self.entry.not_running());
         };
         if !running.backend.capabilities().adds_mounts {
             return Err(BoxError::unsupported(
@@ -130,6 +128,8 @@ pub(super) fn mounted(mounts: &[BoxMountSpec]) -> impl Iterator<Item = &BoxMount
 
 fn other_mounts(entry: &BoxEntry) -> BoxError {
     let id = &entry.spec.box_id;
-    BoxError::conflict(format!("box {id} already exists with other extra_mounts"))
-        .with_detail(&Detail::of_field("extra_mounts").of(Subject::Box))
+    BoxError::conflict(format!(
+        "extra_mounts: box {id} has others; omit extra_mounts or use another box_id"
+    ))
+    .with_detail(&Detail::of_field("extra_mounts").of(Subject::Box))
 }

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use box_protocol::actions::{AgentClear, BoxTransitionResult, TargetState};
-use box_protocol::error::{Detail, Subject};
 use box_protocol::{Access, BoxError, BoxState, LifetimeAction, UnixMs};
 use box_rpc::Empty;
 use tokio::time::timeout;
@@ -185,7 +184,7 @@ impl Instance {
                 self.start_stopped().await?;
                 return Ok(Some("started"));
             }
-            _ => return Err(self.wrong_state(state)),
+            _ => return Err(self.entry.wrong_state(state)),
         };
         self.entry.status().set_state(new_state);
         // A copy of the files may have ended or begun meanwhile.
@@ -200,7 +199,7 @@ impl Instance {
     async fn freeze(&self, frozen: bool) -> Result<(), BoxError> {
         let state = self.entry.status().state;
         let running = self.running.as_ref();
-        let running = running.ok_or_else(|| self.wrong_state(state))?;
+        let running = running.ok_or_else(|| self.entry.wrong_state(state))?;
         running
             .freeze(self.shared.config.probe_timeout, frozen)
             .await
@@ -209,7 +208,7 @@ impl Instance {
     /// Ends all processes of the box and its sandbox, and keeps its files.
     async fn stop_and_keep(&mut self, from: BoxState) -> Result<(), BoxError> {
         let Some(running) = &self.running else {
-            return Err(self.wrong_state(from));
+            return Err(self.entry.wrong_state(from));
         };
         // From here on no call can start.
         self.entry.status().set_state(BoxState::Stopped);
@@ -233,15 +232,6 @@ impl Instance {
     fn stays(&self, state: BoxState) {
         self.entry.status().set_state(state);
         self.entry.mark_changed();
-    }
-
-    fn wrong_state(&self, from: BoxState) -> BoxError {
-        let id = &self.entry.spec.box_id;
-        let from = match from {
-            BoxState::Stopped => "stopped",
-            _ => "neither running nor paused",
-        };
-        BoxError::conflict(format!("box {id} is {from}")).with_detail(&Detail::about(Subject::Box))
     }
 }
 

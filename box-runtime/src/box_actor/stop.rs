@@ -348,8 +348,22 @@ impl BoxEntry {
 
     /// Returns the error of a call to a box that is not running.
     pub(crate) fn not_running(&self) -> BoxError {
+        let state = self.status().state;
+        self.wrong_state(state)
+    }
+
+    /// Returns the error of a call that a box in this state refuses.
+    pub(super) fn wrong_state(&self, state: BoxState) -> BoxError {
         let id = &self.spec.box_id;
-        let error = BoxError::conflict(format!("box {id} is not running"));
+        let problem = match state {
+            BoxState::Starting => "is starting; try again later",
+            BoxState::Running => "is running; stop it",
+            BoxState::Paused => "is paused; resume it",
+            BoxState::Stopped => "is stopped; start it",
+            BoxState::Failed => "has failed; delete it",
+            BoxState::Unreachable => "is unreachable; try again later",
+        };
+        let error = BoxError::conflict(format!("box {id}: {problem}"));
         error.with_detail(&Detail::about(Subject::Box))
     }
 }

@@ -89,7 +89,7 @@ const DIFFERENCES: [Difference; 5] = [
     Difference {
         what: "disk of a box (disk_mb)",
         as_root: "a file system in a file, or a directory with a project quota; writes beyond the limit fail",
-        as_ordinary_user: "a directory; the runtime ends a box that exceeds the limit",
+        as_ordinary_user: "a directory; the runtime kills a box that exceeds the limit",
     },
     Difference {
         what: "limits",

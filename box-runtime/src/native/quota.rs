@@ -238,7 +238,7 @@ impl Quota {
 
     fn exceeded(&self, size: &Size) -> BoxError {
         with_end(
-            self.exceeded_with(size, "; the runtime ended the box"),
+            self.exceeded_with(size, "; the runtime killed the box"),
             Ended::Quota,
         )
     }
@@ -248,7 +248,7 @@ impl Quota {
             end.to_owned()
         } else {
             let files = self.limited.entries(self.bytes);
-            format!(" hold at most {files} files{end}")
+            format!(", which hold at most {files} files{end}")
         };
         let megabytes = self.bytes >> 20;
         match self.limited {
@@ -356,13 +356,13 @@ impl Limited {
 pub(super) fn unmeasurable(limited: Limited) -> BoxError {
     let message = match limited {
         Limited::Workspace => {
-            "workspace_quota_mb: the workspace can no longer be measured; the runtime ended the box"
+            "workspace_quota_mb: the workspace can no longer be measured; the runtime killed the box"
         }
         Limited::Disk(_) => {
-            "disk_mb: the disk can no longer be measured; the runtime ended the box"
+            "disk_mb: the disk can no longer be measured; the runtime killed the box"
         }
         Limited::Volume(_) => {
-            "size_mb: a volume can no longer be measured; the runtime ended the box"
+            "size_mb: a volume can no longer be measured; the runtime killed the box"
         }
     };
     let error = BoxError::unavailable(message).with_detail(&Detail::about(Subject::Disk));

@@ -455,7 +455,9 @@ impl Registry {
         reply: oneshot::Sender<Result<SystemShutdownResult, BoxError>>,
     ) {
         if exit && !caller.can_see_all() {
-            let refused = BoxError::denied("only a local caller may end the server");
+            let refused = BoxError::denied(
+                "exit: only the user of the server may stop it; use the Unix socket",
+            );
             return drop(reply.send(Err(refused)));
         }
         if exit {

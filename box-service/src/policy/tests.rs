@@ -96,7 +96,7 @@ fn long_timeouts_are_limited_and_invalid_ones_refused() {
     let kept = with(120).unwrap();
     assert_eq!((kept.spec.timeout_sec, kept.adjusted), (120, vec![]));
     let error = with(0).unwrap_err();
-    assert_eq!(error.message(), "timeout_sec: must be greater than 0");
+    assert_eq!(error.message(), "timeout_sec: 0 is below the minimum of 1");
 }
 
 #[test]

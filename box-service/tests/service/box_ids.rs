@@ -119,7 +119,7 @@ async fn an_invalid_parameter_is_named_and_starts_nothing() {
         (
             json!({"command": "ls", "timeout_sec": 0}),
             "timeout_sec",
-            "timeout_sec: must be greater than 0",
+            "timeout_sec: 0 is below the minimum of 1",
         ),
         (
             json!({"command": "ls", "workdir": "relative"}),

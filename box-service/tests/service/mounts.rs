@@ -158,7 +158,7 @@ async fn a_default_workspace_outside_the_roots_is_refused_and_not_created() {
         (error.code(), error.message()),
         (
             Code::Validation,
-            "default_host_workspace: outside allowed_host_mount_roots"
+            "default_host_workspace: outside allowed_host_mount_roots; add its directory there"
         )
     );
     assert!(!top.join("elsewhere").exists());

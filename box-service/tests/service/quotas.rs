@@ -49,7 +49,7 @@ async fn a_workspace_over_its_quota_refuses_a_command() {
     assert!(
         error
             .message()
-            .contains("quota exceeded: 1 MiB, counted before execution"),
+            .contains("workspace_quota_mb: the workspace exceeds 1 MiB, counted before execution"),
         "{error}"
     );
     assert!(runtime.record().started.is_empty());
@@ -65,7 +65,7 @@ async fn a_box_is_deleted_when_its_command_exceeds_the_quota() {
     assert!(
         error
             .message()
-            .contains("quota exceeded: 1 MiB, counted after execution"),
+            .contains("workspace_quota_mb: the workspace exceeds 1 MiB, counted after execution"),
         "{error}"
     );
     let record = runtime.record();
@@ -100,7 +100,7 @@ async fn a_box_is_deleted_when_a_failed_command_exceeds_the_quota() {
     assert!(
         error
             .message()
-            .contains("quota exceeded: 1 MiB, counted after execution"),
+            .contains("workspace_quota_mb: the workspace exceeds 1 MiB, counted after execution"),
         "{error}"
     );
     assert_eq!(beyond.record().deleted, ["person_test_user"]);

@@ -14,7 +14,7 @@ fn is_over_quota(ran: &Output) {
     assert_eq!(ran.status.code(), Some(122), "{ran:?}");
     let stderr_text = err(ran);
     assert!(
-        stderr_text.contains("quota exceeded: 8 MiB"),
+        stderr_text.contains("workspace_quota_mb: the workspace exceeds 8 MiB"),
         "{stderr_text}"
     );
     assert!(!stderr_text.contains("connection"), "{stderr_text}");
@@ -60,13 +60,19 @@ fn a_full_quota_is_in_inspect_and_in_the_log_and_later_calls_get_it() {
     let inspected = server.json(&["inspect", "full"]);
     assert_eq!(inspected["box"]["state"], "failed", "{inspected}");
     let reason = inspected["box"]["reason"].as_str().unwrap();
-    assert!(reason.starts_with("quota exceeded: 8 MiB"), "{reason}");
+    assert!(
+        reason.starts_with("workspace_quota_mb: the workspace exceeds 8 MiB"),
+        "{reason}"
+    );
     is_over_quota(&server.run(&["exec", "full", "true"]));
     server.ok(&["run", "--name", "other", "true"]);
     let usage = server.json(&["stats"]);
     assert_ne!(usage["other"], usage["full"], "a failed box has no numbers");
     let log = std::fs::read_to_string(log).unwrap();
-    assert!(log.contains("quota exceeded: 8 MiB"), "{log}");
+    assert!(
+        log.contains("workspace_quota_mb: the workspace exceeds 8 MiB"),
+        "{log}"
+    );
     let failed = log.lines().find(|line| line.contains("box failed"));
     let failed = failed.unwrap_or_else(|| panic!("{log}"));
     assert!(failed.contains("owner=local box_id=full"), "{failed}");

@@ -160,7 +160,10 @@ fn idle_and_expired_boxes_are_kept_and_woken_if_asked() {
         info("expires")["lifetime"]["expires_at"].is_null()
     });
     let asleep = server.run(&["exec", "expires", "cat /tmp/f"]);
-    assert!(err(&asleep).contains("is not running"), "{asleep:?}");
+    assert!(
+        err(&asleep).contains("box expires: is stopped; start it"),
+        "{asleep:?}"
+    );
     server.ok(&["start", "expires"]);
     assert_eq!(server.ok(&["exec", "expires", "cat /tmp/f"]), "2\n");
     // Only the options that are given change an existing box.

@@ -372,7 +372,8 @@ fn sighup_reloads_the_policy() {
     std::fs::write(&file, "[policy]\nenabled = false\n").unwrap();
     server.signal(Signal::HUP);
     eventually("boxes are unavailable", || {
-        err(&server.run(&["run", "true"])).contains("disabled by configuration")
+        err(&server.run(&["run", "true"]))
+            .contains("policy.enabled: boxes are disabled; set it to true")
     });
     std::fs::write(&file, "[policy]\nenabled = maybe\n").unwrap();
     server.signal(Signal::HUP);
@@ -382,7 +383,8 @@ fn sighup_reloads_the_policy() {
             .contains("policy not reloaded")
     });
     assert!(
-        err(&server.run(&["run", "true"])).contains("disabled by configuration"),
+        err(&server.run(&["run", "true"]))
+            .contains("policy.enabled: boxes are disabled; set it to true"),
         "the old configuration applies"
     );
     std::fs::write(&file, "[policy]\nenabled = true\n").unwrap();

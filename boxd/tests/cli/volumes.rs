@@ -139,7 +139,7 @@ fn a_volume_has_a_limit() {
             let reported = err(&ran);
             assert!(
                 reported.contains(
-                    "size_mb: the files of volume small exceed 32 MiB; the runtime ended the box"
+                    "size_mb: the files of volume small exceed 32 MiB; the runtime killed the box"
                 ),
                 "{reported}"
             );
@@ -272,5 +272,8 @@ fn volumes_are_listed_tagged_renamed_and_shared() {
     let reserved = server.run(&["run", "-v", "a:/proc", "true"]);
     assert!(err(&reserved).contains("reserved"), "{reserved:?}");
     let conflict = server.run(&["run", "--name", "one", "-v", "a:/d", "true"]);
-    assert!(err(&conflict).contains("volumes="), "{conflict:?}");
+    assert!(
+        err(&conflict).contains("volumes: box one has "),
+        "{conflict:?}"
+    );
 }

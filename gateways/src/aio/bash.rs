@@ -271,7 +271,9 @@ pub(super) async fn create(
     OptionalJson(request): OptionalJson<CreateRequest>,
 ) -> Result<Response, Failure> {
     if request.snapshot_path.is_some() {
-        return Err(Failure::unserved("snapshot_path: not served"));
+        return Err(Failure::unserved(
+            "snapshot_path: not supported by this server; omit it",
+        ));
     }
     let fresh = || CommandId::fresh().to_string();
     let session = request.session_id.unwrap_or_else(fresh);

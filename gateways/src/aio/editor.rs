@@ -82,7 +82,7 @@ pub(super) async fn edit(
             insert(&context, &box_id, &path, line, &text).await?
         }
         Command::UndoEdit => {
-            let message = "undo_edit: not served; write the earlier content, or restore a checkpoint of the box";
+            let message = "undo_edit: not supported by this server; write the earlier content, or restore a checkpoint of the box";
             return Err(Failure::unserved(message));
         }
     };

@@ -220,7 +220,9 @@ fn unserved() -> Router {
 }
 
 async fn not_served() -> Failure {
-    Failure::unserved("not served: a box has commands, files and interpreters only")
+    Failure::unserved(
+        "path: not supported by this server; a box has commands, files and interpreters only",
+    )
 }
 
 async fn unknown() -> Failure {

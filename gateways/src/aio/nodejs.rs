@@ -35,7 +35,7 @@ pub(super) async fn execute(
     Json(request): Json<ExecuteRequest>,
 ) -> Result<Response, Failure> {
     if request.stdin.is_some_and(|stdin| !stdin.is_empty()) {
-        let message = "stdin: not served; write a file and read it";
+        let message = "stdin: not supported by this server; write a file and read it";
         return Err(Failure::unserved(message));
     }
     if request.version.is_some() {

@@ -147,7 +147,7 @@ impl Terminal {
                 Incoming::Text(text) => self.handle(&text, input).await,
                 Incoming::Binary(_) => Err("messages must be text".to_owned()),
                 Incoming::Left => return None,
-                Incoming::Stopping(status) => return Some((status, "the server stops")),
+                Incoming::Stopping(status) => return Some((status, "the server is stopping")),
             };
             if let Err(problem) = handled
                 && !socket.send_text(message("error", problem)).await

@@ -85,7 +85,7 @@ async fn converse(socket: Socket, sessions: Arc<Sessions>, place: Place) {
         () = send(sender, messages) => None,
     };
     if let Some(status) = stopping {
-        receiver.close(status, "the server stops").await;
+        receiver.close(status, "the server is stopping").await;
     }
 }
 

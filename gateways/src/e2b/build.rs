@@ -158,7 +158,7 @@ pub(super) async fn start(
         .as_ref()
         .is_some_and(|it| !it.is_null())
     {
-        let message = "fromImageRegistry: not available on this server; boxd image login";
+        let message = "fromImageRegistry: not supported by this server; use boxd image login";
         return Err(ApiError::unsupported(message));
     }
     if request.steps.len() > MAX_STEPS {
@@ -170,7 +170,10 @@ pub(super) async fn start(
             step.kind.as_str(),
             "RUN" | "COPY" | "ENV" | "WORKDIR" | "USER"
         ) {
-            let message = format!("steps: {:?} is not available on this server", step.kind);
+            let message = format!(
+                "steps: {:?} is not supported by this server; use RUN, COPY, ENV, WORKDIR or USER",
+                step.kind
+            );
             return Err(ApiError::unsupported(message));
         }
     }

@@ -197,6 +197,6 @@ pub(super) async fn delete_item(context: &Context, kind: CatalogKind, id: &str) 
 }
 
 async fn no_content() -> ApiError {
-    let message = "volumecontent: not available on this server; mount the volume in a sandbox";
+    let message = "volumecontent: not supported by this server; mount the volume in a sandbox";
     ApiError::unsupported(message)
 }

@@ -89,7 +89,7 @@ pub(super) fn api_refusal(refusal: &Refusal) -> (StatusCode, Value) {
 
 /// Refuses the secrets of E2B's cloud.
 pub(super) async fn no_secrets() -> ApiError {
-    ApiError::unsupported("secrets: not available on this server; use envVars of a sandbox")
+    ApiError::unsupported("secrets: not supported by this server; use envVars of a sandbox")
 }
 
 /// Answers a request whose path this server does not serve.
@@ -105,7 +105,7 @@ pub(super) async fn unknown(Path(path): Path<String>) -> ApiError {
     ];
     let name = path.split('/').next().unwrap_or_default();
     if CLOUD.contains(&name) {
-        let message = format!("{name}: not available on this server; use boxd on its machine");
+        let message = format!("{name}: not supported by this server; use boxd on its machine");
         return ApiError::unsupported(message);
     }
     ApiError::new(StatusCode::NOT_FOUND, format!("path: unknown /{path}"))
@@ -113,7 +113,7 @@ pub(super) async fn unknown(Path(path): Path<String>) -> ApiError {
 
 /// Refuses the teams of E2B's cloud.
 pub(super) async fn no_teams() -> ApiError {
-    ApiError::unsupported("teams: not available on this server; each token has its own sandboxes")
+    ApiError::unsupported("teams: not supported by this server; each token has its own sandboxes")
 }
 
 /// An error of a call into a box.

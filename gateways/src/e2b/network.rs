@@ -54,7 +54,7 @@ impl NetworkRequest {
             ("dnsServers", &self.dns_servers),
         ] {
             if is_set(value.as_ref()) {
-                let message = format!("network.{name}: not available on this server; omit it");
+                let message = format!("network.{name}: not supported by this server; omit it");
                 return Err(ApiError::unsupported(message));
             }
         }

@@ -78,7 +78,7 @@ impl NewSandbox {
     ) -> Result<(SpecDraft, Option<String>), ApiError> {
         for (name, value) in [("mcp", &self.mcp), ("iam", &self.iam)] {
             if value.as_ref().is_some_and(|value| !value.is_null()) {
-                let message = format!("{name}: not available on this server; omit it");
+                let message = format!("{name}: not supported by this server; omit it");
                 return Err(ApiError::unsupported(message));
             }
         }

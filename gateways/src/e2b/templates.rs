@@ -58,7 +58,7 @@ pub(super) fn routes() -> Router {
 }
 
 async fn no_tags() -> ApiError {
-    ApiError::unsupported("tags: not available on this server; name the tags in the build")
+    ApiError::unsupported("tags: not supported by this server; name the tags in the build")
 }
 
 /// Returns a template of the caller.

@@ -30,12 +30,25 @@ pub(super) fn without_colon(error: BoxError) -> BoxError {
     let Some(field) = detail.field.as_deref() else {
         return error;
     };
-    match error.message().strip_prefix(&format!("{field}: must ")) {
+    let rule = error.message().strip_prefix(&format!("{field}: "));
+    match rule.and_then(|rule| langbot_rule(field, rule)) {
         Some(rule) => {
-            let message = format!("{field} must {rule}");
+            let message = format!("{field} {rule}");
             BoxError::new(error.code(), message).with_detail(&detail)
         }
         None => error,
+    }
+}
+
+/// Returns LangBot's text of a rule.
+fn langbot_rule(field: &str, rule: &str) -> Option<String> {
+    if rule == "must not be negative" {
+        return Some("must be greater than or equal to 0".to_owned());
+    }
+    match rule.split_once(" is below the minimum of ") {
+        Some(_) if field == "timeout_sec" => Some("must be greater than 0".to_owned()),
+        Some((_, minimum)) => Some(format!("must be at least {minimum}")),
+        None => rule.starts_with("must ").then(|| rule.to_owned()),
     }
 }
 
@@ -136,7 +149,7 @@ pub(super) fn field_of(error: &BoxError) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use box_protocol::{Invalid, SpecDraft, UnixMs};
+    use box_protocol::{BoxSpec, Invalid, SpecDraft, UnixMs};
 
     use super::*;
 
@@ -158,6 +171,24 @@ mod tests {
         let converted = without_colon(error);
         assert_eq!(converted.message(), "cmd must not be empty");
         assert_eq!(converted.detail::<Detail>(), detail);
+        for (mut draft, text) in [
+            (
+                json!({"timeout_sec": 0}),
+                "timeout_sec must be greater than 0",
+            ),
+            (json!({"cpus": 0}), "cpus must be greater than 0"),
+            (json!({"memory_mb": 31}), "memory_mb must be at least 32"),
+            (json!({"memory_mb": -1}), "memory_mb must be at least 32"),
+            (json!({"pids_limit": 0}), "pids_limit must be at least 1"),
+            (
+                json!({"workspace_quota_mb": -1}),
+                "workspace_quota_mb must be greater than or equal to 0",
+            ),
+        ] {
+            draft["box_id"] = "s".into();
+            let refused = BoxSpec::from_value(draft).unwrap_err();
+            assert_eq!(without_colon(refused.into()).message(), text);
+        }
         for other in [
             Invalid::new("surprise", "unknown field").into(),
             value_error("Box session_id must not be empty"),

@@ -33,7 +33,7 @@ fn language(name: &str) -> Result<Language, Error> {
         "javascript" => Ok(Language::JavaScript),
         "bash" => Ok(Language::Bash),
         _ => Err(Error::unsupported(format!(
-            "language: {name:?} is not served; use python, javascript or bash"
+            "language: {name:?} is not supported by this server; use python, javascript or bash"
         ))),
     }
 }

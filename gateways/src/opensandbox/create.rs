@@ -158,17 +158,17 @@ fn refuse_unserved(request: &CreateRequest) -> Result<(), Error> {
         .as_ref()
         .is_some_and(|proxy| proxy.enabled)
     {
-        return unsupported("credentialProxy: not served");
+        return unsupported("credentialProxy: not supported by this server; omit it");
     }
     if request
         .image
         .as_ref()
         .is_some_and(|image| image.auth.is_some())
     {
-        return unsupported("image.auth: not served; the operator logs in to registries");
+        return unsupported("image.auth: not supported by this server; use boxd image login");
     }
     if request.volumes.iter().any(|volume| volume.ossfs.is_some()) {
-        return unsupported("volumes.ossfs: not served; use host or pvc");
+        return unsupported("volumes.ossfs: not supported by this server; use host or pvc");
     }
     for (field, resources) in [
         ("resourceLimits", &request.resource_limits),
@@ -183,7 +183,7 @@ fn refuse_unserved(request: &CreateRequest) -> Result<(), Error> {
     }
     let periodic = request.lifecycle.as_ref().map(|hooks| &hooks.periodic);
     if periodic.is_some_and(|periodic| !periodic.is_empty()) {
-        return unsupported("lifecycle.periodic: not served");
+        return unsupported("lifecycle.periodic: not supported by this server; omit it");
     }
     if let Some(platform) = &request.platform {
         let is_other =
@@ -263,8 +263,7 @@ fn volumes(volumes: &[Volume]) -> Result<Vec<VolumeMount>, Error> {
             continue;
         };
         if claim.delete_on_sandbox_termination {
-            let message =
-                "volumes.pvc.deleteOnSandboxTermination: not served; delete the volume yourself";
+            let message = "volumes.pvc.deleteOnSandboxTermination: not supported by this server; delete the volume yourself";
             return Err(Error::unsupported(message));
         }
         let mut mount = VolumeMount::new(ItemRef::new(&claim.volume)?, &volume.mount_path)?;

@@ -105,12 +105,17 @@ async fn proxy(
 }
 
 async fn isolation() -> Response {
-    let message = "isolated sessions are not served; a sandbox is isolated itself";
+    let message =
+        "isolated sessions are not supported by this server; a sandbox is isolated itself";
     let body = json!({"available": false, "message": message});
     json_response(StatusCode::OK, &body)
 }
 
 async fn no_isolation() -> Error {
     let status = StatusCode::SERVICE_UNAVAILABLE;
-    Error::new(status, "NOT_SUPPORTED", "isolated sessions are not served")
+    Error::new(
+        status,
+        "NOT_SUPPORTED",
+        "isolated sessions are not supported by this server; use a sandbox",
+    )
 }

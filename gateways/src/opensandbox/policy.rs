@@ -43,7 +43,7 @@ async fn healthy() -> StatusCode {
 }
 
 async fn no_vault() -> Error {
-    Error::unsupported("credential-vault: not served")
+    Error::unsupported("credential-vault: not supported by this server; use environment variables")
 }
 
 /// Returns the policy of a request.

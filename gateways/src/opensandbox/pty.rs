@@ -328,7 +328,7 @@ impl Terminal {
                     (bytes.first() == Some(&STDIN)).then(|| bytes.slice(1..))
                 }
                 Incoming::Left => return None,
-                Incoming::Stopping(code) => return Some((code, "the server stops")),
+                Incoming::Stopping(code) => return Some((code, "the server is stopping")),
             };
             let Some(data) = data else { continue };
             if let Err(error) = input.write(Input::Data(data)).await {

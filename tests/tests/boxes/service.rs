@@ -190,7 +190,7 @@ async fn a_workspace_over_its_quota_runs_nothing(setup: Setup) {
     assert!(
         error
             .message()
-            .contains("quota exceeded: 1 MiB, counted before execution"),
+            .contains("workspace_quota_mb: the workspace exceeds 1 MiB, counted before execution"),
         "{error}"
     );
     assert_eq!(seen(&fixture).await.starts, Vec::<String>::new());
@@ -205,7 +205,7 @@ async fn a_box_that_writes_too_much_is_deleted(setup: Setup) {
     assert!(
         error
             .message()
-            .contains("quota exceeded: 1 MiB, counted after execution"),
+            .contains("workspace_quota_mb: the workspace exceeds 1 MiB, counted after execution"),
         "{error}"
     );
     let seen = seen(&fixture).await;
@@ -235,7 +235,7 @@ async fn a_box_that_writes_too_much_and_fails_is_over_its_quota(setup: Setup) {
     assert!(
         error
             .message()
-            .contains("quota exceeded: 1 MiB, counted after execution"),
+            .contains("workspace_quota_mb: the workspace exceeds 1 MiB, counted after execution"),
         "{error}"
     );
     assert_eq!(service.sessions().await.unwrap(), []);
@@ -295,7 +295,12 @@ async fn a_conflict_keeps_its_type_through_every_hop(setup: Setup) {
         .await
         .unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
-    assert!(error.message().contains("memory_mb=256"), "{error}");
+    assert!(
+        error
+            .message()
+            .starts_with("memory_mb: box hop has 256, not 512;"),
+        "{error}"
+    );
     let errors = serde_json::to_value(service.recent_errors()).unwrap();
     assert_eq!(errors[0]["type"], json!("BoxSessionConflictError"));
 }

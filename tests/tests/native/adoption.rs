@@ -371,7 +371,7 @@ async fn a_box_whose_workspace_is_gone_takes_no_other_with_it() {
         let fill = "for i in $(seq 200); do head -c 1M /dev/urandom > f$i; sleep 0.01; done";
         let spec = json!({"box_id": "kept", "host_path": kept.path(), "workspace_quota_mb": 8, "cmd": fill});
         let error = host.call::<BoxExec>(json!({"spec": spec})).await.unwrap_err();
-        assert!(BoxError::from(error).message().starts_with("quota exceeded: 8 MiB"));
+        assert!(BoxError::from(error).message().starts_with("workspace_quota_mb: the workspace exceeds 8 MiB"));
         host.kill().await;
         let host = Host::start(machine, state.path()).await.unwrap();
         host.adopts(1).await;

@@ -276,7 +276,9 @@ async fn a_box_whose_workspace_outgrows_its_quota_is_ended() {
         let error = exec("many", many).await.unwrap_err();
         assert_eq!(error.code(), Code::Capacity, "{error:?}");
         assert!(
-            error.message().starts_with("quota exceeded: 8 MiB"),
+            error
+                .message()
+                .starts_with("workspace_quota_mb: the workspace exceeds 8 MiB"),
             "{error:?}"
         );
         let files = std::fs::read_dir(dir.path()).unwrap().count();
@@ -313,7 +315,7 @@ async fn a_quota_covers_everything_that_a_box_can_write() {
         // Together they exceed the quota.
         let error = exec("all", &all, "head -c 5M /dev/urandom > /mnt/two/f; sleep 20").await.unwrap_err();
         assert_eq!(error.code(), Code::Capacity, "{error:?}");
-        assert!(error.message().starts_with("quota exceeded: 8 MiB"), "{error:?}");
+        assert!(error.message().starts_with("workspace_quota_mb: the workspace exceeds 8 MiB"), "{error:?}");
     })
     .await;
 }
@@ -383,7 +385,7 @@ async fn a_file_system_with_quotas_keeps_that_of_a_workspace() {
         delete("outer").await;
         let more = json!({"box_id": "inner", "host_path": inner, "workspace_quota_mb": 4, "cmd": format!("{fill}; sleep {timeout_sec}"), "timeout_sec": timeout_sec});
         let error = machine.exec_spec(spec(more)).await.unwrap_err();
-        assert!(error.message().starts_with("quota exceeded: 4 MiB"), "{error:?}");
+        assert!(error.message().starts_with("workspace_quota_mb: the workspace exceeds 4 MiB"), "{error:?}");
     })
     .await;
 }
@@ -396,7 +398,7 @@ async fn a_box_that_fills_its_workspace_with_empty_files_is_ended() {
         let asked = json!({"box_id": "empty", "host_path": dir.path(), "workspace_quota_mb": 1, "cmd": cmd});
         let error = machine.exec_spec(spec(asked)).await.unwrap_err();
         assert_eq!(error.code(), Code::Capacity, "{error:?}");
-        assert!(error.message().starts_with("quota exceeded: 1 MiB"), "{error:?}");
+        assert!(error.message().starts_with("workspace_quota_mb: the workspace exceeds 1 MiB"), "{error:?}");
     })
     .await;
 }

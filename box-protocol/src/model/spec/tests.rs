@@ -63,27 +63,27 @@ fn resource_rules() {
     );
     assert_eq!(
         refused(json!({"memory_mb": 10})),
-        "memory_mb: must be at least 32"
+        "memory_mb: 10 is below the minimum of 32"
     );
     assert_eq!(
         refused(json!({"memory_mb": -10})),
-        "memory_mb: must be at least 32"
+        "memory_mb: a negative number is below the minimum of 32"
     );
     assert_eq!(
         refused(json!({"pids_limit": 0})),
-        "pids_limit: must be at least 1"
+        "pids_limit: 0 is below the minimum of 1"
     );
     assert_eq!(
         refused(json!({"workspace_quota_mb": -1})),
-        "workspace_quota_mb: must be greater than or equal to 0"
+        "workspace_quota_mb: must not be negative"
     );
     assert_eq!(
         refused(json!({"timeout_sec": 0})),
-        "timeout_sec: must be greater than 0"
+        "timeout_sec: 0 is below the minimum of 1"
     );
     assert_eq!(
         refused(json!({"timeout_sec": "-3"})),
-        "timeout_sec: must be greater than 0"
+        "timeout_sec: a negative number is below the minimum of 1"
     );
     let least = spec(json!({"cpus": 0.01, "memory_mb": 32, "pids_limit": 1, "timeout_sec": 1}));
     assert!(least.is_ok());
@@ -151,7 +151,7 @@ fn unknown_and_repeated_members_are_refused() {
 #[test]
 fn decoding_alone_applies_the_same_rules() {
     let error = serde_json::from_str::<BoxSpec>(r#"{"box_id":"s1","pids_limit":0}"#).unwrap_err();
-    let expected = Invalid::new("pids_limit", "must be at least 1");
+    let expected = Invalid::new("pids_limit", "0 is below the minimum of 1");
     assert_eq!(Invalid::from(error), expected);
 }
 
