@@ -19,6 +19,7 @@ from langsmith.sandbox import (
     SandboxClientError,
     SandboxConnectionError,
     SandboxNotReadyError,
+    SandboxOperationError,
 )
 from program import free_port, numbers
 from waiting import eventually_async
@@ -109,10 +110,17 @@ async def test_boxes_of_other_tokens_do_not_exist(server, client, box):
     assert box.name not in [other.name for other in await asyncio.to_thread(stranger.list_sandboxes)]
     box_of_ann = await asyncio.to_thread(server.client().get_sandbox, box.name)
     box_of_ann._client = stranger
-    with pytest.raises(SandboxClientError):
+    with pytest.raises(SandboxOperationError) as refused:
         await asyncio.to_thread(box_of_ann.run, "true")
-    with pytest.raises(SandboxClientError):
+    assert refused.value.error_type == "SandboxNotFound"
+    with pytest.raises(ResourceNotFoundError):
         await asyncio.to_thread(box_of_ann.read, "/etc/hostname")
+    with pytest.raises(ResourceNotFoundError):
+        await asyncio.to_thread(box_of_ann.write, "/tmp/file", b"x")
+    for function in (stranger.delete_sandbox, stranger.get_sandbox_status):
+        with pytest.raises(ResourceNotFoundError):
+            await asyncio.to_thread(function, box.name)
+    assert (await call(box.run, "ls /tmp/file")).exit_code != 0
 
 
 async def test_a_wrong_key_is_refused(server):

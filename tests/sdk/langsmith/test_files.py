@@ -5,7 +5,7 @@ import os
 
 import pytest
 from conftest import HAS_TEMPLATES, call, create
-from langsmith.sandbox import ResourceNotFoundError, SandboxClientError, SandboxOperationError
+from langsmith.sandbox import ResourceNotFoundError, SandboxOperationError
 
 pytestmark = pytest.mark.asyncio
 
@@ -63,8 +63,10 @@ async def test_a_forbidden_file_is_an_operation_error(box):
 async def test_a_deleted_box_has_no_files(client, box):
     other = await create(client)
     await call(client.delete_sandbox, other.name)
-    with pytest.raises(SandboxClientError):
+    with pytest.raises(ResourceNotFoundError):
         await call(other.read, "/etc/hostname")
+    with pytest.raises(ResourceNotFoundError):
+        await call(other.write, "/tmp/file", b"x")
 
 
 if not HAS_TEMPLATES:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from conftest import OTHER_TOKEN, call, create, first, new_name, request, result
+from langsmith._exceptions import InternalServerError
 from langsmith.sandbox import (
     ResourceCreationError,
     ResourceNotFoundError,
@@ -253,12 +254,20 @@ async def test_a_command_of_another_user_is_refused(box):
         await call(box.run, "id", run_config={"user": "no-such-user"})
 
 
-async def test_registries_are_not_part_of_this_server(server):
-    client = server.client()
-    registries = await asyncio.to_thread(lambda: client.registries.list())
-    assert not (registries.registries or [])
-    with pytest.raises(Exception, match="501"):
-        await asyncio.to_thread(lambda: client.registries.create(name="r", url="https://r", username="u", password="p"))
+async def test_registries_are_not_part_of_this_server(client):
+    registries = client.registries
+    # This client repeats a request after 501.
+    registries._client.max_retries = 0
+    assert (await call(registries.list)).registries == []
+    for function, arguments, options in [
+        (registries.create, [], {"name": "r", "url": "https://r", "username": "u", "password": "p"}),
+        (registries.retrieve, ["r"], {}),
+        (registries.update, ["r"], {"username": "u"}),
+        (registries.delete, ["r"], {}),
+    ]:
+        with pytest.raises(InternalServerError) as refused:
+            await call(function, *arguments, **options)
+        assert refused.value.status_code == 501, function
 
 
 async def is_gone(client, name: str) -> bool:
@@ -291,9 +300,19 @@ async def test_lifetimes_end_boxes(server, client):
 
 
 async def test_an_unknown_box_is_not_found(client):
-    for function in (client.get_sandbox, client.delete_sandbox, client.get_sandbox_status):
-        with pytest.raises(ResourceNotFoundError):
-            await call(function, "no-such-box")
-    # The SDK has no class for this one.
-    with pytest.raises(SandboxClientError, match="not found"):
-        await call(client.stop_sandbox, "no-such-box")
+    for function, arguments in [
+        (client.get_sandbox, []),
+        (client.get_sandbox_status, []),
+        (client.delete_sandbox, []),
+        (client.start_sandbox, []),
+        (client.stop_sandbox, []),
+        (client.capture_snapshot, [new_name()]),
+        (client.service, [80]),
+        (client.generate_download_url, ["/etc/passwd"]),
+    ]:
+        with pytest.raises(ResourceNotFoundError) as refused:
+            await call(function, "no-such-box", *arguments)
+        assert refused.value.resource_type == "sandbox", function
+    with pytest.raises(ResourceNotFoundError) as refused:
+        await call(client.update_sandbox, "no-such-box", new_name=new_name())
+    assert refused.value.resource_type == "sandbox"
