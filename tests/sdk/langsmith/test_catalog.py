@@ -7,7 +7,6 @@ import httpx
 import pytest
 from conftest import OTHER_TOKEN, TOKEN, call, create, new_name, request
 from langsmith.sandbox import (
-    QuotaExceededError,
     ResourceAlreadyExistsError,
     ResourceCreationError,
     ResourceInUseError,
@@ -314,27 +313,3 @@ async def test_items_survive_a_restart_and_belong_to_their_token(own_server):
     assert (found.id, found.created_at, found.volume_mounts) == (made.id, made.created_at, made.volume_mounts)
     stranger = server.client(token=OTHER_TOKEN)
     assert await call(stranger.list_templates) == [] and await call(stranger.list_volumes) == []
-
-
-async def test_too_many_boxes_are_a_quota(own_server):
-    server = own_server(env={"BOXD_RUNTIME_MAX_BOXES_PER_TOKEN": "1"})
-    client = server.client(max_retries=0)
-    box = await create(client)
-    with pytest.raises(QuotaExceededError) as refused:
-        await create(client)
-    assert refused.value.quota_type == "sandbox_count"
-    await call(client.delete_sandbox, box.name)
-
-
-async def test_a_box_that_is_not_ready_in_time_is_a_timeout(client):
-    template = new_name()
-    await call(client.create_template, name=template, image="host")
-    with pytest.raises(ResourceTimeoutError) as refused:
-        await call(client.create_sandbox, template_name=template, timeout=0)
-    assert refused.value.resource_type == "sandbox"
-
-    async def is_gone() -> bool:
-        return template not in [box.template_name for box in await call(client.list_sandboxes)]
-
-    await eventually_async(is_gone)
-    await call(client.delete_template, template)

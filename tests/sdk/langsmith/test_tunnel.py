@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import socket
 import threading
@@ -10,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import AsyncSandboxClient, SandboxClient, call, create
+from langsmith.sandbox import TunnelError
+from langsmith.sandbox._tunnel import Tunnel
 from program import free_port
 from waiting import eventually_async
 
@@ -131,7 +134,9 @@ async def test_excess_connections_do_not_disturb_others(box):
         await call(tunnel.close)
 
 
-async def test_a_port_without_a_server_closes_the_connection(box):
+async def test_a_port_without_a_server_closes_the_connection(box, caplog):
+    """The SDK has no exception for it. It writes what the server said to its log."""
+    caplog.set_level(logging.WARNING, "langsmith.sandbox._tunnel")
     tunnel = await call(box.tunnel, 7008, local_port=free_port())
     try:
 
@@ -141,6 +146,33 @@ async def test_a_port_without_a_server_closes_the_connection(box):
                 return connection.recv(10)
 
         assert await asyncio.to_thread(probe) == b""
+
+        async def has_said_why() -> bool:
+            return [record.getMessage() for record in caplog.records] == ["tunnel: nothing listening on port 7008 inside sandbox"]
+
+        await eventually_async(has_said_why)
+    finally:
+        await call(tunnel.close)
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_tunnel_without_a_server_is_a_tunnel_error(own_server, monkeypatch, kind):
+    # The waiting times of the SDK would add up to seconds.
+    monkeypatch.setattr(Tunnel, "_BACKOFF_BASE", 0.001)
+    server = own_server()
+    box = await create(server.client(kind))
+    tunnel = await call(box.tunnel, 7007, local_port=free_port())
+    inner = getattr(tunnel, "_tunnel", tunnel)
+    try:
+        await asyncio.to_thread(server.kill)
+
+        async def has_noticed() -> bool:
+            return inner._yamux.is_closed
+
+        await eventually_async(has_noticed)
+        # Each new connection to the tunnel's port makes this call in a thread of the SDK.
+        with pytest.raises(TunnelError, match="reconnect failed after 3 attempts"):
+            await asyncio.to_thread(inner._ensure_session)
     finally:
         await call(tunnel.close)
 
