@@ -1,11 +1,12 @@
 """Templates, volumes and pools, which the older releases have."""
 
+import asyncio
 import shutil
 import subprocess
 
 import httpx
 import pytest
-from conftest import OTHER_TOKEN, TOKEN, call, create, new_name, request
+from conftest import OTHER_TOKEN, TOKEN, AsyncSandboxClient, SandboxClient, call, create, new_name, request
 from langsmith.sandbox import (
     ResourceAlreadyExistsError,
     ResourceCreationError,
@@ -84,7 +85,38 @@ async def test_an_unknown_template_is_not_found(client):
         await create(client, template_name="no-such-template")
 
 
-async def test_an_image_that_cannot_be_pulled_is_a_creation_error(client):
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_an_image_that_its_registry_does_not_have_is_a_creation_error(own_server, image, kind):
+    client = own_server(env={"BOXD_IMAGES_ALLOW_PULL": "*"}).client(kind, max_retries=0)
+    missing = image.replace(":latest", ":none")
+    await call(client.create_template, name="t", image=missing)
+    with pytest.raises(ResourceCreationError, match="none") as refused:
+        await create(client, template_name="t")
+    assert (refused.value.resource_type, refused.value.error_type) == ("sandbox", "ImagePull")
+    with pytest.raises(ResourceTimeoutError) as late:
+        await call(client.create_pool, name="p", template_name="t", replicas=1, timeout=1)
+    assert late.value.resource_type == "pool"
+    assert await call(client.list_pools) == [] and await call(client.list_sandboxes) == []
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_pool_whose_registry_does_not_answer_is_a_timeout(own_server, kind):
+    client = own_server(env={"BOXD_IMAGES_ALLOW_PULL": "*"}).client(kind, max_retries=0)
+    # A registry that takes connections, and never answers.
+    silent = await asyncio.start_server(lambda reader, writer: reader.read(), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    await call(client.create_template, name="t", image=f"localhost:{port}/slow:1")
+    with pytest.raises(ResourceTimeoutError) as refused:
+        await call(client.create_pool, name="p", template_name="t", replicas=1, timeout=1)
+    assert refused.value.resource_type == "pool"
+    assert await call(client.list_pools) == []
+    with pytest.raises(ResourceTimeoutError) as refused:
+        await call(client.create_sandbox, template_name="t", timeout=1)
+    assert refused.value.resource_type == "sandbox"
+    silent.close()
+
+
+async def test_an_image_that_the_policy_refuses_is_a_creation_error(client):
     name = new_name()
     await call(client.create_template, name=name, image="127.0.0.1:9/none/none:1")
     with pytest.raises(ResourceCreationError) as refused:
@@ -166,8 +198,9 @@ async def test_a_volume_outlives_its_boxes(client):
     with pytest.raises(ResourceInUseError) as refused:
         await call(client.delete_volume, volume)
     assert refused.value.resource_type == "volume"
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError) as refused:
         await call(client.update_volume, volume, size="128Mi")
+    assert refused.value.error_type == "VolumeResize"
     with pytest.raises(SandboxClientError):
         await create(client, template_name=template)
     await call(client.delete_sandbox, first.name)
@@ -291,8 +324,9 @@ async def test_an_invalid_pool_is_refused(client):
     await call(client.delete_volume, volume)
 
 
-async def test_a_pool_whose_boxes_fail_is_a_timeout(client):
-    template, pool = new_name(), new_name("p")
+async def test_a_pool_whose_boxes_fail_is_a_timeout(server):
+    """The SDK repeats the request three times."""
+    client, template, pool = server.client(), new_name(), new_name("p")
     await call(client.create_template, name=template, image="127.0.0.1:9/none/none:1")
     with pytest.raises(ResourceTimeoutError) as refused:
         await call(client.create_pool, name=pool, template_name=template, replicas=1, timeout=1)
