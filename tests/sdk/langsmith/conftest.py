@@ -106,6 +106,22 @@ async def first(handle):
     return await asyncio.to_thread(lambda: next(iter(handle)))
 
 
+def open_input(box) -> dict:
+    """Newer releases close the input unless a caller asks for it."""
+    return {"close_input": False} if "close_input" in inspect.signature(type(box).run).parameters else {}
+
+
+async def pieces(handle):
+    """Reads the output of a command piece by piece. The client reads nothing while the caller uses a piece."""
+    if hasattr(handle, "__aiter__"):
+        async for chunk in handle:
+            yield chunk
+        return
+    reader = iter(handle)
+    while (chunk := await asyncio.to_thread(next, reader, None)) is not None:
+        yield chunk
+
+
 async def leave(handle) -> None:
     """Closes the connection of a handle, and leaves its command alone."""
     await call(handle._control._ws.close)

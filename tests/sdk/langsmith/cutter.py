@@ -22,6 +22,9 @@ class Cutter:
     every connection passes on, and `most` limits the random number.
     """
 
+    # Like a proxy that knows no websockets.
+    refuses_sockets = False
+
     def __init__(self, port: int, cuts: int, seed: int, least: int = 0, most: int = PROGRESS * 4 // 3):
         self.target = port
         self.least = least
@@ -66,10 +69,16 @@ class Cutter:
         near, far = (reader, writer), None
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             head = await reader.readuntil(b"\r\n\r\n")
-            far = await asyncio.open_connection("127.0.0.1", self.target)
-            far[1].write(head)
             line = head.split(b"\r\n")[0]
             is_socket, is_events = b"/execute/ws" in line, b"/execute/stream/" in line
+            if is_socket and self.refuses_sockets:
+                self.made += 1
+                writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                await writer.drain()
+                writer.close()
+                return
+            far = await asyncio.open_connection("127.0.0.1", self.target)
+            far[1].write(head)
             up = asyncio.ensure_future(self.copy(near[0], far[1]))
             if self.left > 0 and (is_socket or is_events):
                 if is_socket:

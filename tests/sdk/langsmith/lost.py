@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from conftest import call, check_offsets, chunks, create, result, text_of
+from conftest import call, check_offsets, chunks, create, pieces, result, text_of
 from cutter import Cutter
 
 CUTS = 500
@@ -96,3 +96,51 @@ async def check_kills(server, kind) -> None:
     last = int(await call(box.read, "/tmp/last"))
     assert last > KILLS and done.exit_code == 0
     assert (text_of("stdout", output), text_of("stderr", output)) == lines(last) == (done.stdout, done.stderr)
+
+
+# Prints pieces until it has read a line, says which, and runs on.
+TICKS = "echo begun; until read -t 0.1 word; do echo tick; done; echo got $word; exec sleep 3333"
+
+# Begins, and ends when a file exists.
+WAITS = "echo begun; echo error >&2; until [ -e /tmp/go ]; do sleep 0.1; done; echo on"
+
+
+async def check_restart(server, kind) -> None:
+    """Stops a server that keeps its boxes while a command runs, and starts the next one."""
+    client = server.client(kind)
+    box = await create(client)
+    handle = await call(box.run, WAITS, wait=False, timeout=0)
+    output = []
+    async for chunk in pieces(handle):
+        output.append(chunk)
+        if len(output) == 2:
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+            other = await call(client.get_sandbox, box.name)
+            await call(other.write, "/tmp/go", b"")
+    check_offsets(output)
+    done = await result(handle)
+    assert (done.stdout, done.stderr, done.exit_code) == ("begun\non\n", "error\n", 0)
+    assert (text_of("stdout", output), text_of("stderr", output)) == (done.stdout, done.stderr)
+
+
+async def check_bulk_kills(server, kind, times: int) -> None:
+    """Kills the server while the client is behind a fast command, which writes this number of MiB."""
+    client = server.client(kind)
+    box = await create(client)
+    # With server-sent events, the SDK itself changes bytes that are no text.
+    content = data(3, 1 << 20).decode(errors="replace")
+    await call(box.write, "/tmp/out", content)
+    handle = await call(box.run, f"for _ in $(seq {times}); do cat /tmp/out; done", wait=False, timeout=0)
+    output, size, kills = [], 0, 0
+    async for chunk in pieces(handle):
+        output.append(chunk)
+        size += len(chunk.data)
+        if kills < 3 and size > kills * 1_000_000:
+            kills += 1
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+    check_offsets(output)
+    done = await result(handle)
+    assert (kills, done.exit_code) == (3, 0)
+    assert text_of("stdout", output) == content * times == done.stdout

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import inspect
 import json
 import time
 
 import httpx
 import pytest
 import websockets
-from conftest import TOKEN, call, check_offsets, chunks, create, first, leave, result, text_of
+from conftest import TOKEN, call, check_offsets, chunks, create, first, leave, open_input, result, text_of
 from langsmith.sandbox import CommandTimeoutError, SandboxClientError, SandboxOperationError
 from waiting import eventually_async
 
@@ -82,11 +81,6 @@ async def test_input_reaches_the_command(box):
     await call(handle.send_input, "one\n")
     await call(handle.send_input, "two\n")
     assert (await result(handle)).stdout == "got one two\n"
-
-
-def open_input(box) -> dict:
-    """Newer releases close the input unless a caller asks for it."""
-    return {"close_input": False} if "close_input" in inspect.signature(type(box).run).parameters else {}
 
 
 async def test_a_terminal_has_input_and_one_stream(box):

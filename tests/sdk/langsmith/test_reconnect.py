@@ -1,10 +1,12 @@
 """Commands outlive their connections, and their output arrives exactly once."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
 from conftest import (
+    HAS_TEMPLATES,
     TOKEN,
     AsyncSandboxClient,
     SandboxClient,
@@ -14,13 +16,15 @@ from conftest import (
     create,
     first,
     leave,
+    open_input,
+    pieces,
     result,
     text_of,
 )
 from cutter import Cutter
-from langsmith.sandbox import SandboxOperationError
+from langsmith.sandbox import ResourceNotFoundError, SandboxConnectionError, SandboxOperationError
 from langsmith.sandbox._models import AsyncCommandHandle, CommandHandle
-from lost import check_cuts, check_kills, data
+from lost import TICKS, check_bulk_kills, check_cuts, check_kills, check_restart, data
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -119,17 +123,123 @@ async def test_kills_of_the_server_lose_and_repeat_nothing(own_server, kind):
     await check_kills(own_server(), kind)
 
 
-async def test_a_restart_with_boxes_is_followed(own_server):
-    server = own_server(env={"BOXD_SERVER_KEEP_BOXES": "true", "BOXD_SERVER_DRAIN_SEC": "1"})
-    client = server.client()
+# The box keeps 64 MiB, so the first command waits for its client.
+@pytest.mark.parametrize("kind, times", [(SandboxClient, 80), (AsyncSandboxClient, 8)])
+async def test_kills_of_the_server_during_much_output_lose_and_repeat_nothing(own_server, kind, times):
+    await check_bulk_kills(own_server(), kind, times)
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_restart_with_boxes_is_followed(own_server, kind):
+    await check_restart(own_server(env={"BOXD_SERVER_KEEP_BOXES": "true", "BOXD_SERVER_DRAIN_SEC": "1"}), kind)
+
+
+@pytest.mark.skipif(HAS_TEMPLATES, reason="this release does not send a command again")
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_start_whose_answer_is_lost_runs_once(server, monkeypatch, kind):
+    for handle in (CommandHandle, AsyncCommandHandle):
+        monkeypatch.setattr(handle, "_BACKOFF_BASE", 0.001)
+    client = server.client(kind)
     box = await create(client)
-    handle = await call(box.run, "for i in $(seq 1 200); do echo $i; sleep 0.05; done", wait=False)
-    reading = asyncio.create_task(chunks(handle))
-    await asyncio.to_thread(server.stop)
-    await asyncio.to_thread(server.start)
-    output = await asyncio.wait_for(reading, 240)
-    check_offsets(output)
-    assert text_of("stdout", output) == "".join(f"{number}\n" for number in range(1, 201))
+    # The first message of the server, `started`, is longer.
+    cutter = Cutter(server.port, 3, seed=5, most=60)
+    try:
+        box.dataplane_url = box.dataplane_url.replace(f":{server.port}", f":{cutter.port}")
+        done = await call(box.run, "echo begun >> /tmp/runs; sleep 1; cat /tmp/runs")
+        assert (done.stdout, done.exit_code, cutter.made) == ("begun\n", 0, 3)
+        await call(client.delete_sandbox, box.name)
+    finally:
+        cutter.close()
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_handle_takes_input_and_a_kill_after_a_kill_of_the_server(own_server, kind):
+    server = own_server()
+    box = await create(server.client(kind))
+    handle = await call(box.run, TICKS, wait=False, timeout=0, **open_input(box))
+    text, ticks = "", None
+    with contextlib.suppress(SandboxConnectionError):
+        async for chunk in pieces(handle):
+            text += chunk.data
+            if ticks is None:
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+                ticks = text.count("tick")
+            # Now the handle has another connection.
+            elif ticks >= 0 and text.count("tick") > ticks:
+                await call(handle.send_input, "word\n")
+                ticks = -1
+            if "got" in text:
+                # The client closes the connection, so this may be the last piece.
+                await call(handle.kill)
+    assert text.endswith("tick\ngot word\n")
+    done = await result(await call(box.reconnect, handle.command_id))
+    assert (done.stdout, done.exit_code) == (text, 137)
+
+
+@pytest.mark.parametrize("pty", [False, True])
+async def test_another_handle_takes_input_and_a_kill(box, pty):
+    handle = await call(box.run, TICKS, wait=False, timeout=0, pty=pty, **open_input(box))
+    await leave(handle)
+    again = await call(box.reconnect, handle.command_id)
+    text, has_sent = "", False
+    with contextlib.suppress(SandboxConnectionError):
+        async for chunk in pieces(again):
+            text += chunk.data
+            if not has_sent:
+                has_sent = True
+                await call(again.send_input, "word\n")
+            if "got" in text:
+                await call(again.kill)
+    assert "got word" in text.splitlines()
+    done = await result(await call(box.reconnect, handle.command_id))
+    assert done.exit_code == 137 and done.stdout.startswith(text)
+    # A terminal shows what was typed.
+    assert ("word" in text.split("got")[0]) == pty
+
+
+async def test_pings_are_answered_while_a_command_is_silent(box):
+    """The SDK gives up a connection whose pings have no answer."""
+    url = box.dataplane_url.replace("http://", "ws://") + "/execute/ws"
+    async with connect(url, additional_headers={"X-Api-Key": TOKEN}, ping_interval=None) as socket:
+        command = "until [ -e /tmp/go ]; do sleep 0.1; done; echo on"
+        await socket.send(json.dumps({"type": "execute", "command": command, "timeout_seconds": 0}))
+        assert json.loads(await socket.recv())["type"] == "started"
+        for _ in range(20):
+            await asyncio.wait_for(await socket.ping(), 60)
+        await call(box.write, "/tmp/go", b"")
+        received = [json.loads(message) async for message in socket]
+    assert [message["type"] for message in received] == ["stdout", "exit"]
+
+
+@pytest.mark.skipif(not HAS_TEMPLATES, reason="this release always uses a websocket")
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_client_behind_a_proxy_without_websockets_gets_results(server, kind):
+    client = server.client(kind)
+    box = await create(client)
+    proxy = Cutter(server.port, 0, seed=1)
+    proxy.refuses_sockets = True
+    try:
+        box.dataplane_url = box.dataplane_url.replace(f":{server.port}", f":{proxy.port}")
+        done = await call(box.run, 'echo "$A $PWD $0"; echo err >&2; exit 3', env={"A": "1"}, cwd="/tmp", shell="/bin/sh")
+        assert (done.stdout, done.stderr, done.exit_code) == ("1 /tmp /bin/sh\n", "err\n", 3)
+        for command, options, cause in [
+            ("sleep 100", {"timeout": 1}, "timeout"),
+            ("head -c 9000000 /dev/zero", {}, "exceeds 4194304 bytes"),
+            (" ", {}, "command"),
+        ]:
+            with pytest.raises(SandboxOperationError, match=cause) as refused:
+                await call(box.run, command, **options)
+            assert (refused.value.operation, refused.value.error_type) == ("command", "CommandError")
+        # A handle needs a websocket.
+        with pytest.raises(SandboxConnectionError):
+            await call(box.run, "true", wait=False)
+        assert proxy.made == 5
+        await call(client.delete_sandbox, box.name)
+        with pytest.raises(ResourceNotFoundError):
+            await call(box.run, "true")
+    finally:
+        proxy.close()
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -9,7 +9,7 @@ import pytest
 from conftest import TOKEN, AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, result, text_of
 from cutter import Cutter
 from langsmith.sandbox import CommandTimeoutError, SandboxOperationError, _sse_execute
-from lost import check_cuts, check_kills, data
+from lost import check_bulk_kills, check_cuts, check_kills, check_restart, data
 
 pytestmark = pytest.mark.asyncio
 
@@ -127,3 +127,13 @@ async def test_random_cuts_lose_and_repeat_nothing(server, monkeypatch, kind):
 @pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
 async def test_kills_of_the_server_lose_and_repeat_nothing(own_server, kind):
     await check_kills(own_server(), kind)
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_kills_of_the_server_during_much_output_lose_and_repeat_nothing(own_server, kind):
+    await check_bulk_kills(own_server(), kind, 8)
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_restart_with_boxes_is_followed(own_server, kind):
+    await check_restart(own_server(env={"BOXD_SERVER_KEEP_BOXES": "true", "BOXD_SERVER_DRAIN_SEC": "1"}), kind)
