@@ -7,9 +7,12 @@ the gateway supports. The older one has templates, volumes and pools; the newer 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import inspect
 import os
+import pathlib
+import signal
 
 import httpx
 import pytest
@@ -17,6 +20,7 @@ import pytest_asyncio
 from langsmith.sandbox import AsyncSandboxClient, SandboxClient
 from program import Program, numbers
 from registry import image  # noqa: F401
+from waiting import eventually
 
 TOKEN = "a-token-of-ann-0123456789-0123456789"
 OTHER_TOKEN = "a-token-of-bob-0123456789-0123456789"
@@ -125,6 +129,36 @@ async def pieces(handle):
 async def leave(handle) -> None:
     """Closes the connection of a handle, and leaves its command alone."""
     await call(handle._control._ws.close)
+
+
+def fail(box) -> None:
+    """Ends the first process of a box of the synchronous client, so that the box fails."""
+    mark = f"9{os.getpid()}{next(numbers)}"
+    box.run(f"exec sleep {mark}", wait=False, timeout=0)
+    os.kill(eventually(lambda: first_process(mark), "the command runs"), signal.SIGKILL)
+
+
+def process_of(mark: str) -> int | None:
+    """Returns the process of the command `sleep` with this argument."""
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.joinpath("cmdline").read_bytes().split(b"\0")[:2] == [b"sleep", mark.encode()]:
+                return int(process.name)
+    return None
+
+
+def parent_of(pid: int) -> int:
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
+
+
+def first_process(mark: str) -> int | None:
+    """Returns the first process of the box of that command, which is the parent of its others."""
+    if (pid := process_of(mark)) is None:
+        return None
+    names = os.readlink(f"/proc/{pid}/ns/pid")
+    while os.readlink(f"/proc/{(parent := parent_of(pid))}/ns/pid") == names:
+        pid = parent
+    return pid
 
 
 def text_of(stream: str, output: list) -> str:

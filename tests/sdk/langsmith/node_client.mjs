@@ -55,8 +55,13 @@ try {
   seen.grep = paths(await box.grep("needle", "/tmp/dir"));
   const link = await box.generateDownloadURL("/tmp/dir/x.txt");
   seen.link = (await (await fetch(link.downloadUrl ?? link.download_url)).text()).length;
+  await box.write("/tmp/web/index.html", "<p>hello</p>");
+  await box.run("cd /tmp/web && exec python3 -m http.server 8200", { wait: false, timeout: 0, idleTimeout: -1 });
+  await box.run("until (exec 3<>/dev/tcp/127.0.0.1/8200) 2>/dev/null; do sleep 0.1; done");
   const service = await client.serviceUrl(box.name, { port: 8200 });
-  seen.service = Boolean(service);
+  const page = await fetch(await service.browserUrl());
+  const refused = await fetch(`${await service.serviceUrl()}/index.html`);
+  seen.service = [page.status, await page.text(), refused.status];
   seen.state = (await client.getSandboxStatus(box.name)).status;
   await box.stop();
   seen.stopped = (await client.getSandbox(box.name)).status;

@@ -3,13 +3,10 @@
 import asyncio
 import contextlib
 import datetime
-import os
-import pathlib
-import signal
 import time
 
 import pytest
-from conftest import HAS_TEMPLATES, OTHER_TOKEN, TOKEN, call, create, new_name, request
+from conftest import HAS_TEMPLATES, OTHER_TOKEN, TOKEN, call, create, fail, new_name, request
 from langsmith.sandbox import (
     ResourceNameConflictError,
     ResourceNotFoundError,
@@ -20,7 +17,6 @@ from langsmith.sandbox import (
     SandboxNotReadyError,
     SandboxOperationError,
 )
-from program import numbers
 from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
@@ -143,28 +139,10 @@ async def test_errors_have_the_format_of_the_api(server):
     assert (listed.status_code, listed.json()["detail"][0]["loc"]) == (422, ["body"])
 
 
-async def test_a_failed_box_is_not_ready(client):
+async def test_a_failed_box_is_not_ready(server, client):
     """The client must not repeat calls into a box whose processes are gone."""
     box = await create(client)
-    mark = f"{os.getpid()}{next(numbers)}"
-    await call(box.run, f"exec sleep 9{mark}", wait=False, timeout=0)
-
-    def init() -> int | None:
-        """Returns the first process of the box, which is the parent of its others."""
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if process.joinpath("cmdline").read_bytes().split(b"\0")[:2] != [b"sleep", f"9{mark}".encode()]:
-                    continue
-                names, pid = os.readlink(process / "ns/pid"), int(process.name)
-                while os.readlink(f"/proc/{(parent := parent_of(pid))}/ns/pid") == names:
-                    pid = parent
-                return pid
-        return None
-
-    async def found() -> int | None:
-        return init()
-
-    os.kill(await eventually_async(found), signal.SIGKILL)
+    await asyncio.to_thread(fail, await asyncio.to_thread(server.client().get_sandbox, box.name))
 
     async def has_failed() -> bool:
         return (await call(client.get_sandbox_status, box.name)).status == "failed"
@@ -176,10 +154,6 @@ async def test_a_failed_box_is_not_ready(client):
     # Repeated requests would take seven seconds.
     assert time.monotonic() - begun < 6
     await call(client.delete_sandbox, box.name)
-
-
-def parent_of(pid: int) -> int:
-    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
 
 
 async def test_another_endpoint_is_an_api_error(server):

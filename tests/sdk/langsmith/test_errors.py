@@ -1,13 +1,11 @@
 """Exceptions of the SDK, each by its real cause."""
 
 import asyncio
-import contextlib
 import os
-import pathlib
 import signal
 
 import pytest
-from conftest import HAS_TEMPLATES, AsyncSandboxClient, SandboxClient, call, create, new_name, result
+from conftest import HAS_TEMPLATES, AsyncSandboxClient, SandboxClient, call, create, new_name, parent_of, process_of, result
 from cutter import Cutter
 from langsmith.sandbox import (
     QuotaExceededError,
@@ -17,7 +15,7 @@ from langsmith.sandbox import (
 )
 from langsmith.sandbox._models import AsyncCommandHandle, CommandHandle
 from program import numbers
-from waiting import eventually_async
+from waiting import eventually, eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -162,15 +160,9 @@ async def test_a_box_that_the_server_cannot_reach_is_a_connection_error(own_serv
     mark = f"9{os.getpid()}{next(numbers)}"
     await call(box.run, f"exec sleep {mark}", wait=False, timeout=0)
 
-    async def agent() -> int | None:
-        """Returns the parent of the command."""
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if process.joinpath("cmdline").read_bytes().split(b"\0")[:2] == [b"sleep", mark.encode()]:
-                    return int(process.joinpath("stat").read_text().rsplit(") ", 1)[1].split()[1])
-        return None
-
-    halted = await eventually_async(agent)
+    # The agent is the parent of the command.
+    command = await asyncio.to_thread(eventually, lambda: process_of(mark), "the command runs")
+    halted = parent_of(command)
     others = server.client(AsyncSandboxClient, max_retries=0)
     os.kill(halted, signal.SIGSTOP)
     try:

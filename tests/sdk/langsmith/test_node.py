@@ -6,9 +6,9 @@ import pathlib
 import subprocess
 import threading
 
-from conftest import TOKEN
+from conftest import TOKEN, fail
 from cutter import Cutter
-from lost import CUTS, KILLS, LINES, data, lines
+from lost import CUTS, KILLS, LINES, WAITS, data, lines
 from program import environment
 from waiting import eventually
 
@@ -18,7 +18,8 @@ class Node:
 
     def __init__(self, script: str, *arguments: str):
         command = ["node", str(pathlib.Path(__file__).with_name(script)), *arguments]
-        self.process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, env=environment(), text=True, **pipes)
         self.lines = []
         self.reading = threading.Thread(target=self.read, daemon=True)
         self.reading.start()
@@ -44,6 +45,7 @@ class Node:
     def __exit__(self, *_):
         self.process.kill()
         self.process.wait()
+        self.process.stdin.close()
 
 
 def node(script: str, *arguments: str) -> dict:
@@ -78,7 +80,7 @@ def test_the_client_for_node_works(server):
         "ls": ["x.txt"],
         "grep": ["x.txt"],
         "link": 18,
-        "service": True,
+        "service": [200, "<p>hello</p>", 401],
         "state": "ready",
         "stopped": "stopped",
         "started": "ready",
@@ -127,3 +129,73 @@ def test_kills_of_the_server_lose_and_repeat_nothing_for_node(own_server):
         seen = reader.seen()
     last = int(box.read("/tmp/last"))
     assert last > KILLS and seen == arrived(*lines(last), 0)
+
+
+def test_a_restart_with_boxes_is_followed_by_node(own_server):
+    server = own_server(env={"BOXD_SERVER_KEEP_BOXES": "true", "BOXD_SERVER_DRAIN_SEC": "1"})
+    client = server.client()
+    box = client.create_sandbox(timeout=120)
+    with Node("node_read.mjs", f"{server.url}/v2/sandboxes", TOKEN, box.name, WAITS) as reader:
+        eventually(lambda: reader.is_further_than(1), "both streams")
+        server.stop()
+        server.start()
+        box.write("/tmp/go", b"")
+        assert reader.seen() == arrived("begun\non\n", "error\n", 0)
+
+
+def test_errors_of_calls_have_their_classes_in_node(server):
+    client = server.client()
+    box = client.create_sandbox(timeout=120)
+    wanted = {
+        "key": ["SandboxAuthenticationError"],
+        "path": ["SandboxAPIError"],
+        "field": ["ValidationError", "user"],
+        "name": ["ResourceNameConflictError", "sandbox"],
+        "late": ["ResourceTimeoutError", "sandbox"],
+        "snapshot": ["ResourceCreationError", "snapshot"],
+        "get": ["ResourceNotFoundError", "sandbox"],
+        # The SDK does not name the resource of this one.
+        "stop": ["ResourceNotFoundError"],
+        "delete": ["ResourceNotFoundError", "sandbox"],
+        "directory": ["SandboxOperationError", "ReadError", "read"],
+        "file": ["ResourceNotFoundError", "file"],
+        "command": ["SandboxOperationError", "CommandError", "command"],
+        "timeout": ["CommandTimeoutError", "CommandTimeout", "command"],
+        "unknown": ["SandboxOperationError", "CommandNotFound", "reconnect"],
+    }
+    assert errors(server, box.name, *wanted) == wanted
+    client.delete_sandbox(box.name)
+    for snapshot in client.list_snapshots(name_contains=f"{box.name}-s"):
+        client.delete_snapshot(snapshot.id)
+
+
+def test_errors_of_servers_have_their_classes_in_node(own_server):
+    limited = own_server(env={"BOXD_RUNTIME_MAX_BOXES_PER_TOKEN": "1"})
+    box = limited.client().create_sandbox(timeout=120)
+    assert errors(limited, box.name, "create") == {"create": ["QuotaExceededError", "sandbox_count"]}
+    fail(box)
+    eventually(lambda: limited.client().get_sandbox_status(box.name).status == "failed", "the box fails")
+    assert errors(limited, box.name, "read") == {"read": ["SandboxNotReadyError"]}
+
+
+def test_a_box_that_this_machine_cannot_make_is_a_creation_error_in_node(own_server):
+    server = own_server(env={"BOXD_IMAGES_STRICT": "true"})
+    assert errors(server, "none", "create") == {"create": ["SandboxCreationError", "SandboxConfig"]}
+
+
+def test_a_server_that_is_gone_is_a_connection_error_in_node(own_server):
+    server = own_server()
+    box = server.client().create_sandbox(timeout=120)
+    with Node("node_errors.mjs", f"{server.url}/v2/sandboxes", TOKEN, box.name, "gone") as script:
+        eventually(lambda: "ready\n" in script.lines, "the command runs")
+        server.kill()
+        print("gone", file=script.process.stdin, flush=True)
+        seen = script.seen()
+    prefix = "LangSmithSandbox"
+    assert seen == {"lost": [f"{prefix}ConnectionError", "6 times"], "gone": [f"{prefix}ConnectTimeoutError"]}
+
+
+def errors(server, *arguments: str) -> dict:
+    """Returns the errors of the named calls, without the prefix of their names."""
+    seen = node("node_errors.mjs", f"{server.url}/v2/sandboxes", TOKEN, *arguments)
+    return {name: [error[0].removeprefix("LangSmith"), *error[1:]] for name, error in seen.items()}
