@@ -6,7 +6,14 @@ import inspect
 import pytest
 from conftest import TOKEN, call, new_name, request
 from langsmith._client import AsyncLangsmith, Langsmith
-from langsmith._exceptions import NotFoundError, UnprocessableEntityError
+from langsmith._exceptions import (
+    AuthenticationError,
+    ConflictError,
+    InternalServerError,
+    NotFoundError,
+    RateLimitError,
+    UnprocessableEntityError,
+)
 from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
@@ -163,3 +170,102 @@ async def test_volumes_of_a_box_have_their_id_and_their_name_of_now(server, sand
     assert [(one.volume_id, one.volume_name) for one in box.volumes] == [(made.json()["id"], f"{volume}-b")]
     await call(sandboxes.boxes.delete, name)
     assert (await request(server, "DELETE", f"/volumes/{volume}-b")).status_code == 204
+
+
+KINDS = pytest.mark.parametrize("kind", [Langsmith, AsyncLangsmith])
+
+
+def boxes_of(kind, server, token: str = TOKEN):
+    return kind(api_key=token, base_url=server.url, max_retries=0, timeout=120).sandboxes.boxes
+
+
+@KINDS
+async def test_errors_have_the_class_of_their_status(server, kind):
+    with pytest.raises(AuthenticationError):
+        await pages(boxes_of(kind, server, "wrong"))
+    boxes, name = boxes_of(kind, server), new_name("g")
+    for one in (name, name + "-b"):
+        await call(boxes.create, name=one)
+    with pytest.raises(ConflictError) as refused:
+        await call(boxes.update, name, body_name=name + "-b")
+    assert refused.value.status_code == 409 and name + "-b" in str(refused.value)
+    with pytest.raises(ConflictError):
+        await call(boxes.create, name=name)
+    # This server cannot revoke a URL.
+    with pytest.raises(InternalServerError) as refused:
+        await call(boxes.delete_service_url, name, port=80)
+    assert refused.value.status_code == 501
+    for function in (boxes.retrieve, boxes.get_status, boxes.start, boxes.stop, boxes.delete):
+        with pytest.raises(NotFoundError):
+            await call(function, "no-such-box")
+    for one in (name, name + "-b"):
+        await call(boxes.delete, one)
+
+
+@KINDS
+async def test_too_many_boxes_and_calls_exceed_a_rate(own_server, kind):
+    server = own_server(env={"BOXD_RUNTIME_MAX_BOXES_PER_TOKEN": "1", "BOXD_SERVER_CALLS_PER_TOKEN": "1"})
+    boxes = boxes_of(kind, server)
+    await call(boxes.create, name="one")
+    with pytest.raises(RateLimitError, match="sandbox limit"):
+        await call(boxes.create, name="two")
+    box = server.client().get_sandbox("one")
+    # A command that runs is a call.
+    running = box.run("exec sleep 4444", wait=False, timeout=0)
+    with pytest.raises(RateLimitError, match="calls_per_token"):
+        await call(boxes.retrieve, "one")
+    running.kill()
+
+
+async def test_a_volume_that_is_read_only_keeps_its_data(server, sandboxes):
+    volume, boxes, inside = new_name("v"), sandboxes.boxes, server.client()
+    made = await request(server, "POST", "/volumes", json={"name": volume, "size": "16Mi"})
+    assert made.status_code == 201
+    for read_only, command, done in [
+        (False, "echo kept > /data/file", ("", 0)),
+        (True, "cat /data/file; echo lost 2>/dev/null > /data/file || exit 3", ("kept\n", 3)),
+        (False, "cat /data/file", ("kept\n", 0)),
+    ]:
+        mounts = [{"volume": volume, "mount_path": "/data", "read_only": read_only}]
+        box = await call(boxes.create, name=new_name("g"), volumes=mounts)
+        assert [one.read_only for one in box.volumes] == [read_only]
+        ran = await call((await call(inside.get_sandbox, box.name)).run, command)
+        assert (ran.stdout, ran.exit_code) == done
+        await call(boxes.delete, box.name)
+    assert (await request(server, "DELETE", f"/volumes/{volume}")).status_code == 204
+
+
+async def test_a_box_has_the_labels_of_its_snapshot(sandboxes):
+    boxes, snapshots, name = sandboxes.boxes, sandboxes.snapshots, new_name("g")
+    await call(boxes.create, name=name, labels={"of": "the box"})
+    labels = {"team": "a", "stage": "snapshot"}
+    made = await call(boxes.create_snapshot, name, body_name=name, labels=labels)
+    assert made.labels == labels
+
+    async def is_ready() -> bool:
+        return (await call(snapshots.retrieve, made.id)).status == "ready"
+
+    await eventually_async(is_ready)
+    for options, inherited in [({}, labels), ({"labels": {"stage": "own"}}, {"team": "a", "stage": "own"})]:
+        copy = await call(boxes.create, snapshot=name, **options)
+        assert copy.labels == inherited
+        await call(boxes.delete, copy.id)
+    await call(boxes.delete, name)
+    await call(snapshots.delete, made.id)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preserve_memory_on_stop": True},
+        {"restore_memory": True},
+        {"mount_config": {"mounts": [{"type": "s3", "mount_path": "/data"}]}},
+        {"tag_value_ids": ["01234567-89ab-7def-8123-456789abcdef"]},
+    ],
+)
+async def test_fields_that_boxes_lack_are_refused(sandboxes, options):
+    (field,) = options
+    name = new_name("g")
+    with pytest.raises(UnprocessableEntityError, match=field):
+        await call(sandboxes.boxes.create, name=name, **options)
+    assert await pages(sandboxes.boxes, name_contains=name) == []
