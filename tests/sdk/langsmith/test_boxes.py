@@ -6,8 +6,9 @@ import datetime
 import time
 
 import pytest
-from conftest import HAS_TEMPLATES, OTHER_TOKEN, TOKEN, call, create, fail, new_name, request
+from conftest import HAS_TEMPLATES, OTHER_TOKEN, TOKEN, call, create, default_template, fail, new_name, request
 from langsmith.sandbox import (
+    AsyncSandboxClient,
     ResourceNameConflictError,
     ResourceNotFoundError,
     SandboxAPIError,
@@ -81,21 +82,56 @@ async def test_lifetimes_are_shown_and_changed(client):
     await call(client.delete_sandbox, box.name)
 
 
-async def test_a_context_deletes_its_box(server):
-    def use() -> str:
-        with server.client() as client:
-            options = {}
-            if HAS_TEMPLATES:
-                with contextlib.suppress(SandboxClientError):
-                    client.create_template(name="base", image="host")
-                options["template_name"] = "base"
-            with client.sandbox(timeout=120, **options) as box:
-                assert box.run("true").success
-                return box.name
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_context_deletes_its_box(server, kind, fails):
+    client = server.client(kind)
+    options = {"template_name": await default_template(client)} if HAS_TEMPLATES else {}
+    names = []
 
-    name = await asyncio.to_thread(use)
+    def use() -> None:
+        with client, client.sandbox(timeout=120, **options) as box:
+            names.append(box.name)
+            assert box.run("true").success
+            assert not fails, "of this test"
+
+    async def use_async() -> None:
+        async with client, await client.sandbox(timeout=120, **options) as box:
+            names.append(box.name)
+            assert (await box.run("true")).success
+            assert not fails, "of this test"
+
+    with pytest.raises(AssertionError, match="of this test") if fails else contextlib.nullcontext():
+        await (asyncio.to_thread(use) if kind is SandboxClient else use_async())
     with pytest.raises(ResourceNotFoundError):
-        await asyncio.to_thread(server.client().get_sandbox, name)
+        await asyncio.to_thread(server.client().get_sandbox, names[0])
+
+
+async def test_boxes_of_a_template_are_deleted_at_the_end_of_their_lifetimes(server):
+    """The SDK takes whole minutes only; the server takes seconds."""
+    client, template = server.client(), new_name()
+    made = await request(server, "POST", "/templates", json={"name": template, "image": "host"})
+    assert made.status_code == 201, made.text
+    names = []
+    for lifetime in ({"ttl_seconds": 3}, {"idle_ttl_seconds": 2}, {}):
+        names.append(new_name("l"))
+        made = await request(server, "POST", "/boxes", json={"name": names[-1], "template_name": template, **lifetime})
+        assert made.status_code == 201, made.text
+        assert lifetime.items() <= made.json().items()
+
+    async def are_left() -> bool:
+        listed = [box.name for box in await call(client.list_sandboxes)]
+        return [name for name in names if name in listed] == names[2:]
+
+    await eventually_async(are_left)
+    for name in names[:2]:
+        with pytest.raises(ResourceNotFoundError):
+            await call(client.get_sandbox, name)
+    # Without them, a box stays.
+    kept = await call(client.get_sandbox, names[2])
+    assert (kept.status, kept.idle_ttl_seconds) == ("ready", 0)
+    await call(client.delete_sandbox, names[2])
+    assert (await request(server, "DELETE", f"/templates/{template}")).is_success
 
 
 async def test_boxes_of_other_tokens_do_not_exist(server, client, box):

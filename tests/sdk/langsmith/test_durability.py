@@ -97,3 +97,67 @@ async def test_a_snapshot_whose_server_ends_while_it_is_made_has_failed(own_serv
     assert (await call(client.get_snapshot, name)).id == again.id
     await call(client.delete_snapshot, failed.id)
     await call(client.delete_snapshot, again.id)
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_everything_shown_survives_a_kill(own_server, kind):
+    server = own_server()
+    client = server.client(kind)
+    # The SDK does not take all of these.
+    settings = {"labels": {"team": "a"}, "env_vars": {"A": "own"}, "run_config": {"env_vars": {"B": "b"}, "work_dir": "/tmp"}}
+    sizes = {"vcpus": 2, "mem_bytes": 300 << 20, "fs_capacity_bytes": 256 << 20}
+    lifetimes = {"ttl_seconds": 3600, "idle_ttl_seconds": 1200, "delete_after_stop_seconds": 2400}
+    for path, body in [
+        ("/volumes", {"name": "v", "size": "16Mi"}),
+        ("/templates", {"name": "t", "image": "host", "resources": {"cpu": "500m", "memory": "256Mi", "storage": "64Mi"}}),
+        ("/templates", {"name": "tv", "image": "host", "volume_mounts": [{"volume_name": "v", "mount_path": "/data"}]}),
+        ("/pools", {"name": "p", "template_name": "t", "replicas": 2, "wait_for_ready": True, "timeout": 120}),
+        ("/boxes", {"name": "all", **settings, **sizes, **lifetimes}),
+        ("/boxes", {"name": "stopped", "idle_ttl_seconds": 0, "run_config": {"env_vars": {"B": "b"}}}),
+        ("/boxes", {"name": "pooled", "template_name": "t", "ttl_seconds": 3600}),
+        ("/boxes", {"name": "mounted", "template_name": "tv"}),
+    ]:
+        made = await request(server, "POST", path, json=body)
+        assert made.status_code == 201, made.text
+        if path in ("/volumes", "/pools"):
+            assert made.json()["created_at"] and made.json()["updated_at"]
+    box = await call(client.get_sandbox, "all")
+    await call(box.write, "/tmp/kept", b"kept")
+    await call((await call(client.get_sandbox, "mounted")).run, "echo kept > /data/file")
+    for tag in ("v1", "v2", "v1"):
+        body = {"name": "s", "tag": tag, "labels": {"of": tag}, "description": "of a test"}
+        made = await request(server, "POST", "/boxes/all/snapshot", json=body)
+        assert made.status_code == 201, made.text
+
+        async def is_ready() -> bool:
+            return (await request(server, "GET", f"/snapshots/{made.json()['id']}")).json()["status"] == "ready"
+
+        await eventually_async(is_ready)
+    stopped = await request(server, "POST", "/boxes/stopped/stop", json={})
+    assert stopped.is_success
+
+    async def shown() -> dict:
+        paths = ["/boxes", "/snapshots", "/snapshots-by-name/s", "/templates", "/volumes", "/pools"]
+        return {path: (await request(server, "GET", path)).json() for path in paths}
+
+    before = await shown()
+    members = ["sandboxes", "snapshots", "tags", "templates", "volumes", "pools"]
+    assert [len(list_of[member]) for member, list_of in zip(members, before.values())] == [4, 3, 2, 2, 1, 1]
+    await restart(server, "kill")
+    assert await shown() == before
+    # The settings still have their effect.
+    box = await call(client.get_sandbox, "all")
+    assert (await call(box.run, "echo $A $B $PWD; cat /tmp/kept")).stdout == "own b /tmp\nkept"
+    mounted = await call(client.get_sandbox, "mounted")
+    assert (await call(mounted.run, "cat /data/file")).stdout == "kept\n"
+    stopped = await call(client.get_sandbox, "stopped")
+    assert stopped.status == "stopped"
+    started = await request(server, "POST", "/boxes/stopped/start", json={})
+    assert started.is_success
+
+    async def has_started() -> bool:
+        return (await call(client.get_sandbox_status, "stopped")).status == "ready"
+
+    await eventually_async(has_started)
+    stopped = await call(client.get_sandbox, "stopped")
+    assert (await call(stopped.run, "echo $B")).stdout == "b\n"

@@ -126,6 +126,28 @@ if not HAS_TEMPLATES:
         assert len(few) == 1 and few.truncated
 
 
+    @pytest.mark.parametrize(
+        "pattern, found, searched",
+        [
+            # Without a slash, `grep` compares the name, and `glob` the whole path.
+            ("*.py", ["a.py", "b.py"], ["a.py", "b.py", "sub/a.py", "sub/deep/c.py"]),
+            ("sub/*.py", ["sub/a.py"], ["sub/a.py"]),
+            ("**/a.py", ["a.py", "sub/a.py"], ["a.py", "sub/a.py"]),
+            ("[ab].py", ["a.py", "b.py"], ["a.py", "b.py", "sub/a.py"]),
+            ("[!a].py", ["b.py"], ["b.py", "sub/deep/c.py"]),
+            ("?.py", ["a.py", "b.py"], ["a.py", "b.py", "sub/a.py", "sub/deep/c.py"]),
+            ("*.{txt,md}", ["c.txt"], ["c.txt"]),
+        ],
+    )
+    async def test_patterns_select_files(box, pattern, found, searched):
+        for name in ["a.py", "b.py", "c.txt", "sub/a.py", "sub/deep/c.py"]:
+            await call(box.write, f"/tmp/tree/{name}", "needle\n")
+        globbed = await call(box.glob, pattern, "/tmp/tree")
+        assert sorted(entry.path for entry in globbed) == [f"/tmp/tree/{name}" for name in found]
+        grepped = await call(box.grep, "needle", "/tmp/tree", glob=pattern)
+        assert sorted(match.path for match in grepped) == [f"/tmp/tree/{name}" for name in searched]
+
+
 async def test_an_upload_is_written_at_once(client, box):
     """A reader sees the old file or the new one."""
     await call(box.write, "/tmp/big", b"a" * (4 << 20))
