@@ -207,7 +207,10 @@ def kind(message: dict) -> str:
 
 
 @pytest.mark.parametrize("message", [{"type": "input", "data": ""}, {"type": "close_stdin"}])
-async def test_the_number_of_unread_messages_is_limited(box, message):
+async def test_the_number_of_unread_messages_is_limited(server, message):
+    """The server waits ten seconds, so this test has one box only."""
+    client = server.client()
+    box = await create(client)
     execute = {"type": "execute", "command": "sleep 600", "kill_on_disconnect": True}
     async with connect(box) as socket:
         await socket.send(json.dumps(execute))
@@ -218,7 +221,7 @@ async def test_the_number_of_unread_messages_is_limited(box, message):
                 await socket.send(json.dumps(message))
         received = await asyncio.wait_for(messages(socket), 120)
     assert received[-1]["error_type"] == "InputError" and "4096 messages" in received[-1]["error"]
-
+    await call(client.delete_sandbox, box.name)
 
 
 async def test_a_reconnect_begins_with_started(box):
