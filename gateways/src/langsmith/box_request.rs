@@ -6,8 +6,8 @@ use std::time::Duration;
 use box_protocol::actions::BoxUpdateParams;
 use box_protocol::catalog::CatalogKind;
 use box_protocol::{
-    BoxId, BoxInfo, Defaults, Env, Invalid, Labels, Lifetime, LifetimeAction, LifetimeChange, Name,
-    Network, Note, SpecDraft, UnixMs, VolumeMount,
+    BoxId, BoxInfo, Defaults, Env, Invalid, Labels, Lifetime, LifetimeAction, LifetimeChange,
+    MAX_NOTE_BYTES, Name, Network, Note, SpecDraft, UnixMs, VolumeMount,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::PRESET;
 use super::catalog::resolve;
 use super::errors::ApiError;
-use super::run_config::RunConfig;
+use super::run_config::{ENV_VARS, RunConfig};
 use super::sizes::{
     MAX_DISK_MB, MAX_MEMORY_MB, check_cpus, check_megabytes, check_millicores, mebibytes,
     millicores,
@@ -114,7 +114,7 @@ impl CreateBox {
         let mut defaults = Defaults::default();
         let mut note = BoxNote {
             ttl_seconds: self.ttl_seconds.unwrap_or_default(),
-            template: None,
+            ..BoxNote::default()
         };
         if let Some(template) = &self.template_name {
             let kind = CatalogKind::Template;
@@ -132,10 +132,17 @@ impl CreateBox {
         if let Some(config) = self.run_config {
             config.apply(&mut spec, &mut defaults)?;
         }
-        let env = Env::try_from(self.env_vars.unwrap_or_default());
-        defaults
-            .env
-            .extend(env.map_err(|error| named("env_vars", &error))?);
+        let own = Env::try_from(self.env_vars.unwrap_or_default());
+        let own = own.map_err(|error| named("env_vars", &error))?;
+        let mut below = defaults.env.clone().into_map();
+        let shadowed = own.names().into_iter();
+        note.shadowed = shadowed
+            .map(|name| {
+                let value = below.remove(&name);
+                (name, value)
+            })
+            .collect();
+        defaults.env.extend(own);
         if defaults != Defaults::default() {
             spec.defaults = Some(defaults);
         }
@@ -228,6 +235,9 @@ pub(super) struct BoxNote {
     /// The name of the template at the creation; the spec has its id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) template: Option<String>,
+    /// The variables of `env_vars`, which lie above `run_config`, with their values there.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) shadowed: BTreeMap<String, Option<String>>,
 }
 
 impl BoxNote {
@@ -238,7 +248,17 @@ impl BoxNote {
 
     fn kept(&self) -> Result<Option<Note>, Invalid> {
         let is_empty = *self == Self::default();
-        (!is_empty).then(|| Note::new(self)).transpose()
+        (!is_empty).then(|| self.stored("env_vars")).transpose()
+    }
+
+    /// Returns the note to store; `field` is the member of the request that may be too long for it.
+    fn stored(&self, field: &'static str) -> Result<Note, Invalid> {
+        Note::new(self).map_err(|_| {
+            let rule = format!(
+                "names of env_vars, and their values in run_config, must have less than {MAX_NOTE_BYTES} bytes in total"
+            );
+            Invalid::new(field, rule)
+        })
     }
 }
 
@@ -341,14 +361,8 @@ impl UpdateBox {
         }
         let mut params = BoxUpdateParams::of(info.box_id.clone());
         params.name = self.name.map(Name::new).transpose()?;
-        if let Some(ttl_seconds) = self.ttl_seconds {
-            let template = BoxNote::of(info).template;
-            let note = BoxNote {
-                ttl_seconds,
-                template,
-            };
-            params.note = Some(Note::new(&note)?);
-        }
+        let mut note = BoxNote::of(info);
+        note.ttl_seconds = self.ttl_seconds.unwrap_or(note.ttl_seconds);
         let change = LifetimeChange {
             // The time counts from the creation.
             expires_at: self
@@ -362,7 +376,16 @@ impl UpdateBox {
         };
         params.lifetime = (change != LifetimeChange::default()).then_some(change);
         if let Some(config) = self.run_config {
-            params.defaults = Some(config.into_change(info)?);
+            let mut change = config.into_change(info)?;
+            for (name, value) in &mut note.shadowed {
+                if let Some(new) = change.env.remove(name) {
+                    *value = new;
+                }
+            }
+            params.defaults = Some(change);
+        }
+        if note != BoxNote::of(info) {
+            params.note = Some(note.stored(ENV_VARS)?);
         }
         Ok(params)
     }
@@ -415,6 +438,15 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(request.check_supported(), Ok(()));
+    }
+
+    #[test]
+    fn variables_that_the_note_cannot_hold_are_refused_by_name() {
+        let note = BoxNote {
+            shadowed: BTreeMap::from([("A".repeat(MAX_NOTE_BYTES), None)]),
+            ..BoxNote::default()
+        };
+        assert_eq!(note.kept().unwrap_err().field(), "env_vars");
     }
 
     #[test]

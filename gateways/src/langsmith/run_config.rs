@@ -6,12 +6,12 @@ use box_protocol::{BoxInfo, Defaults, DefaultsChange, Env, Invalid, SpecDraft, p
 use serde::{Deserialize, Serialize};
 
 use super::GUEST;
-use super::box_request::named;
+use super::box_request::{BoxNote, named};
 
 /// The fields, as errors name them.
 const USER: &str = "run_config.user";
 const WORK_DIR: &str = "run_config.work_dir";
-const ENV_VARS: &str = "run_config.env_vars";
+pub(super) const ENV_VARS: &str = "run_config.env_vars";
 
 /// User, directory and environment of commands.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -29,14 +29,42 @@ pub(super) struct RunConfig {
 }
 
 impl RunConfig {
-    /// Returns the settings of a box.
+    /// Returns the settings of a box, below its `env_vars`.
     pub(super) fn of(info: &BoxInfo) -> Self {
         let defaults = info.defaults.clone().unwrap_or_default();
+        let mut env = defaults.env.into_map();
+        for (name, value) in BoxNote::of(info).shadowed {
+            env.remove(&name);
+            env.extend(value.map(|value| (name, value)));
+        }
         Self {
             user: info.user.clone().or(defaults.user),
             work_dir: defaults.cwd,
-            env_vars: Some(defaults.env.into_map()).filter(|env| !env.is_empty()),
+            env_vars: Some(env).filter(|env| !env.is_empty()),
         }
+    }
+
+    /// Returns these settings of an existing box with others above them.
+    pub(super) fn changed(mut self, mut change: Self) -> Result<Self, Invalid> {
+        change.check_user(&self)?;
+        let env = change.env()?.into_map();
+        if !env.is_empty() {
+            self.env_vars.get_or_insert_default().extend(env);
+        }
+        self.work_dir = change.work_dir()?.or(self.work_dir);
+        Ok(self)
+    }
+
+    /// Refuses another user than that of an existing box, which has these settings.
+    fn check_user(&self, own: &Self) -> Result<(), Invalid> {
+        let own = own.user.as_deref().unwrap_or(GUEST);
+        if self.user.as_deref().is_some_and(|user| user != own) {
+            let rule = format!(
+                "must be {own:?}, because the user of an existing box cannot change; omit it"
+            );
+            return Err(Invalid::new(USER, rule));
+        }
+        Ok(())
     }
 
     /// Takes the variables.
@@ -73,14 +101,7 @@ impl RunConfig {
 
     /// Returns the changes of an existing box, whose user stays.
     pub(super) fn into_change(mut self, info: &BoxInfo) -> Result<DefaultsChange, Invalid> {
-        let own = Self::of(info).user;
-        let own = own.as_deref().unwrap_or(GUEST);
-        if self.user.as_deref().is_some_and(|user| user != own) {
-            let rule = format!(
-                "must be {own:?}, because the user of an existing box cannot change; omit it"
-            );
-            return Err(Invalid::new(USER, rule));
-        }
+        self.check_user(&Self::of(info))?;
         let env = self.env()?.into_map().into_iter();
         Ok(DefaultsChange {
             env: env.map(|(name, value)| (name, Some(value))).collect(),

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::box_request::{named, refuse_content};
+use super::box_request::refuse_content;
 use super::boxes;
 use super::catalog::{delete_item, item, items};
 use super::errors::ApiError;
@@ -298,14 +298,12 @@ pub(super) async fn capture(
         let rule = "images inside a sandbox cannot be exported; omit it";
         return Err(Invalid::new("docker_image", rule).into());
     }
-    let mut info = boxes::find(&context, &name).await?;
+    let info = boxes::find(&context, &name).await?;
     // Boxes of the snapshot begin with the settings of this one.
-    if let Some(config) = request.run_config.clone() {
-        let change = config.into_change(&info)?;
-        let changed = info.defaults.take().unwrap_or_default().changed(change);
-        info.defaults = Some(changed.map_err(|error| named("run_config", &error))?);
+    let mut config = RunConfig::of(&info);
+    if let Some(change) = request.run_config.clone() {
+        config = config.changed(change)?;
     }
-    let config = RunConfig::of(&info);
     let record = request.record(Some(&config))?;
     forget_failed(&context, &record).await?;
     let mut params = BoxSnapshotParams::new(info.box_id, record.name.clone());

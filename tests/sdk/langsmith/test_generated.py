@@ -30,7 +30,7 @@ async def test_a_box_is_created_listed_changed_and_deleted(sandboxes):
     assert (made.name, made.status, made.labels) == (name, "ready", {"team": name})
     assert (made.cpu_millicores, made.vcpus, made.persistent, made.idle_ttl_seconds) == (500, 1, True, 0)
     found = await call(boxes.retrieve, name)
-    assert found.id == made.id and found.run_config.env_vars == {"A": "1"}
+    assert found.id == made.id and found.run_config.env_vars is None
     by_id = await call(boxes.retrieve, made.id)
     assert by_id.name == name
     changed = await call(boxes.update, name, body_name=name + "-b", idle_ttl_seconds=60)
@@ -49,6 +49,32 @@ async def test_a_box_is_created_listed_changed_and_deleted(sandboxes):
     await call(boxes.delete, name + "-b")
     with pytest.raises(NotFoundError):
         await call(boxes.retrieve, name + "-b")
+
+
+async def test_variables_of_a_box_lie_above_its_run_config(server, sandboxes):
+    boxes, name = sandboxes.boxes, new_name("g")
+    below = {"A": "below", "C": "below"}
+    made = await call(boxes.create, name=name, env_vars={"A": "own", "B": "own"}, run_config={"env_vars": below})
+    inside = server.client()
+
+    async def said(box: str) -> str:
+        found = await call(inside.get_sandbox, box)
+        return (await call(found.run, "echo $A $B $C")).stdout
+
+    assert made.run_config.env_vars == below and await said(name) == "own own below\n"
+    changes = {"A": "changed", "B": "changed", "C": "changed"}
+    changed = await call(boxes.update, name, run_config={"env_vars": changes})
+    assert changed.run_config.env_vars == changes and await said(name) == "own own changed\n"
+    # The gateway keeps both with the box; this client sends no `ttl_seconds`.
+    changed = await request(server, "PATCH", f"/boxes/{name}", json={"ttl_seconds": 600})
+    assert (changed.json()["run_config"], changed.json()["ttl_seconds"]) == ({"env_vars": changes}, 600)
+    snapshot = await call(boxes.create_snapshot, name, body_name=name, run_config={"env_vars": {"C": "captured"}})
+    assert snapshot.run_config.env_vars == {"A": "changed", "B": "changed", "C": "captured"}
+    await call(boxes.create, name=name + "-b", snapshot_id=snapshot.id)
+    assert await said(name + "-b") == "changed changed captured\n"
+    for box in (name, name + "-b"):
+        await call(boxes.delete, box)
+    await call(sandboxes.snapshots.delete, snapshot.id)
 
 
 async def pages(boxes, **filters) -> list:
