@@ -45,18 +45,19 @@ impl ApiError {
 
     /// An error with the field of the API that stands for that of the contract, from pairs of both.
     pub(super) fn with_fields(mut self, fields: &[(&str, &str)]) -> Self {
-        if let Body::Field(name, _) = &mut self.body
-            && let Some((_, field)) = fields.iter().find(|(known, _)| *known == name.as_str())
+        if let Body::Field(name, message) = &mut self.body
+            && let Some((known, field)) = fields.iter().find(|(known, _)| known == name)
         {
+            let rule = message.strip_prefix(&format!("{known}: "));
+            let rule = rule.unwrap_or(message);
+            // The numbers of these fields of the contract are in MiB, those of the API are not.
+            let unit = if known.ends_with("_mb") {
+                "in MiB, "
+            } else {
+                ""
+            };
+            *message = format!("{field}: {unit}{rule}");
             (*field).clone_into(name);
-        }
-        self
-    }
-
-    /// An error with another field of the API than the contract names.
-    pub(super) fn of_field(mut self, field: &str) -> Self {
-        if let Body::Field(name, _) = &mut self.body {
-            field.clone_into(name);
         }
         self
     }
@@ -357,6 +358,15 @@ mod tests {
             let error = ApiError::from(Invalid::new(field, "wrong"));
             let (status, body) = shown(error.with_fields(&fields));
             assert_eq!((status, &body["detail"][0]["loc"]), (422, &loc));
+        }
+        for (field, message) in [
+            ("memory_mb", "mem_bytes: in MiB, wrong"),
+            ("user", "run_config.user: wrong"),
+            ("name", "name: wrong"),
+        ] {
+            let error = ApiError::from(Invalid::new(field, "wrong"));
+            let (_, body) = shown(error.with_fields(&fields));
+            assert_eq!(body["detail"][0]["msg"], message);
         }
     }
 }

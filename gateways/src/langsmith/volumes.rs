@@ -3,11 +3,11 @@
 use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
+use box_protocol::Code;
 use box_protocol::catalog::{
     CatalogItem, CatalogKind, ItemChange, ItemContent, ItemDraft, VolumeChange, VolumeDraft,
 };
 use box_protocol::error::Detail;
-use box_protocol::{BoxError, Code};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -17,6 +17,9 @@ use crate::http::body::Json;
 use crate::http::context::Context;
 use crate::http::quantity::megabytes;
 use crate::http::refusal::json_response;
+
+/// The fields of the contract, and the members of a request that they come from.
+const FIELDS: [(&str, &str); 1] = [("size_mb", "size")];
 
 /// The only kind of storage.
 const STORAGE_CLASS: &str = "default";
@@ -55,21 +58,9 @@ pub(super) async fn create(
             "VolumeProvisioning",
             error.message(),
         ),
-        _ => size_error(error),
+        _ => ApiError::from(error).with_fields(&FIELDS),
     })?;
     Ok(json_response(StatusCode::CREATED, &volume_view(&item)))
-}
-
-/// Returns an error with the name that the size has in this API.
-fn size_error(error: BoxError) -> ApiError {
-    let detail: Detail = error.detail().unwrap_or_default();
-    let is_size = detail.field.as_deref() == Some("size_mb");
-    let error = ApiError::from(error);
-    if is_size {
-        error.of_field("size")
-    } else {
-        error
-    }
 }
 
 /// `GET /volumes`.
@@ -118,7 +109,7 @@ pub(super) async fn update(
             let status = StatusCode::BAD_REQUEST;
             return ApiError::new(status, "VolumeResize", error.message());
         }
-        size_error(error)
+        ApiError::from(error).with_fields(&FIELDS)
     })?;
     Ok(json_response(StatusCode::OK, &volume_view(&item)))
 }

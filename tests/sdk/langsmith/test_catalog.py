@@ -219,6 +219,15 @@ async def test_a_volume_outlives_its_boxes(client):
     await call(client.delete_template, template)
 
 
+async def test_errors_name_the_sizes_of_the_request(client):
+    with pytest.raises(ValidationError) as refused:
+        await call(client.create_volume, name=new_name(), size="1Mi")
+    assert refused.value.details[0]["msg"].startswith("size: in MiB, must be between 16 and ")
+    with pytest.raises(ValidationError) as refused:
+        await call(client.create_template, name=new_name(), image="host", memory="1Mi")
+    assert refused.value.details[0]["msg"] == "resources.memory: in MiB, must be at least 32"
+
+
 async def test_a_template_follows_its_volume_to_another_name(client):
     volume, template = new_name("v"), new_name()
     await call(client.create_volume, name=volume, size="16Mi")
