@@ -53,6 +53,15 @@ pub(super) async fn find(context: &Context, text: &str) -> Result<BoxInfo, ApiEr
     }
 }
 
+/// Returns all boxes of the caller.
+pub(super) async fn all(context: &Context) -> Result<Vec<BoxInfo>, BoxError> {
+    let params = BoxListParams {
+        gateway: Some(GATEWAY),
+        ..BoxListParams::default()
+    };
+    context.list(params).await
+}
+
 /// `POST /boxes`.
 pub(super) async fn create(
     context: Context,
@@ -78,12 +87,7 @@ pub(super) async fn create(
 /// `GET /boxes`.
 pub(super) async fn list(context: Context, params: Params) -> Result<Response, ApiError> {
     check_filters(&params)?;
-    let mut boxes = context
-        .list(BoxListParams {
-            gateway: Some(GATEWAY),
-            ..BoxListParams::default()
-        })
-        .await?;
+    let mut boxes = all(&context).await?;
     if let Some(part) = params.get("name_contains") {
         let part = part.to_lowercase();
         boxes.retain(|info| name(info).to_lowercase().contains(&part));

@@ -63,6 +63,12 @@ impl ApiError {
     }
 }
 
+/// Returns the error of the deletion of an item that something uses.
+pub(super) fn in_use(kind: &str, user: &str, name: &str) -> ApiError {
+    let message = format!("{kind}: the {user} {name:?} uses it; delete the {user} first");
+    ApiError::new(StatusCode::CONFLICT, "Conflict", message)
+}
+
 impl From<Invalid> for ApiError {
     fn from(invalid: Invalid) -> Self {
         let field = invalid.field().to_owned();

@@ -4,14 +4,15 @@ use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
 use box_protocol::catalog::{CatalogItem, CatalogKind, ItemContent, ItemDraft, TemplateDraft};
-use box_protocol::{HOST_IMAGE, Invalid, SpecDraft, VolumeMount};
+use box_protocol::{BoxState, HOST_IMAGE, Invalid, ItemRef, SpecDraft, VolumeMount};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::box_request::apply_base;
 use super::catalog::{change, delete_item, item, items, mebibytes_text, put, resolve, shown, with};
-use super::errors::ApiError;
+use super::errors::{ApiError, in_use};
 use super::sizes::{MAX_DISK_MB, MAX_MEMORY_MB, check_cpus, check_megabytes, millicores};
+use super::{box_view, boxes};
 use crate::http::body::Json;
 use crate::http::context::Context;
 use crate::http::quantity::{megabytes, quantity};
@@ -180,8 +181,16 @@ pub(super) async fn delete(
     context: Context,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
-    let item = item(&context, CatalogKind::Template, &name).await?;
-    delete_item(&context, &item).await
+    let template = item(&context, CatalogKind::Template, &name).await?;
+    let boxes = boxes::all(&context).await?;
+    let user = boxes.iter().find(|info| {
+        let of = info.template.as_ref().map(ItemRef::as_str);
+        info.state != BoxState::Failed && of == Some(template.id.as_str())
+    });
+    if let Some(user) = user {
+        return Err(in_use("template", "sandbox", box_view::name(user)));
+    }
+    delete_item(&context, &template).await
 }
 
 #[cfg(test)]

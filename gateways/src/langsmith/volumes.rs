@@ -3,16 +3,16 @@
 use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::Response;
-use box_protocol::Code;
 use box_protocol::catalog::{
     CatalogItem, CatalogKind, ItemChange, ItemContent, ItemDraft, VolumeChange, VolumeDraft,
 };
 use box_protocol::error::Detail;
+use box_protocol::{BoxError, Code};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::catalog::{change, delete_item, item, items, mebibytes_text, put, shown, with};
-use super::errors::ApiError;
+use super::errors::{ApiError, in_use};
 use crate::http::body::Json;
 use crate::http::context::Context;
 use crate::http::quantity::megabytes;
@@ -94,6 +94,14 @@ pub(super) async fn update(
         .size
         .map(|size| megabytes("size", &size))
         .transpose()?;
+    if let (Some(size), ItemContent::Volume(volume)) = (size, &item.content)
+        && size < volume.size_mb
+    {
+        let now = mebibytes_text(volume.size_mb);
+        let message =
+            format!("size: must be at least the {now} that the volume has; create another volume");
+        return Err(resize_error(message));
+    }
     let resized = size.map(|size| {
         ItemChange::Volume(VolumeChange {
             size_mb: Some(size),
@@ -106,12 +114,15 @@ pub(super) async fn update(
         let detail: Detail = error.detail().unwrap_or_default();
         let is_in_use = detail.used_by.is_some() || !renames;
         if size.is_some() && error.code() == Code::Conflict && is_in_use {
-            let status = StatusCode::BAD_REQUEST;
-            return ApiError::new(status, "VolumeResize", error.message());
+            return resize_error(error.message());
         }
         ApiError::from(error).with_fields(&FIELDS)
     })?;
     Ok(json_response(StatusCode::OK, &volume_view(&item)))
+}
+
+fn resize_error(message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "VolumeResize", message)
 }
 
 /// `DELETE /volumes/{name}`.
@@ -119,6 +130,28 @@ pub(super) async fn delete(
     context: Context,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
-    let item = item(&context, CatalogKind::Volume, &name).await?;
-    delete_item(&context, &item).await
+    let volume = item(&context, CatalogKind::Volume, &name).await?;
+    if let Some(template) = template_of(&context, &volume).await? {
+        return Err(in_use("volume", "template", template.name.as_str()));
+    }
+    delete_item(&context, &volume).await
+}
+
+/// Returns a template that mounts a volume, if there is one.
+async fn template_of(
+    context: &Context,
+    volume: &CatalogItem,
+) -> Result<Option<CatalogItem>, BoxError> {
+    for template in items(context, CatalogKind::Template).await? {
+        let ItemContent::Template(properties) = &template.content else {
+            continue;
+        };
+        for mount in properties.spec.volumes.iter().flatten() {
+            let mounted = item(context, CatalogKind::Volume, mount.volume.as_str()).await;
+            if mounted.is_ok_and(|mounted| mounted.id == volume.id) {
+                return Ok(Some(template));
+            }
+        }
+    }
+    Ok(None)
 }

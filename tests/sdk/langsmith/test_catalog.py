@@ -212,10 +212,46 @@ async def test_a_volume_outlives_its_boxes(client):
     renamed = await call(client.update_volume, volume, new_name=volume + "-b")
     assert (renamed.id, renamed.name) == (made.id, volume + "-b")
     assert volume + "-b" in [volume.name for volume in await call(client.list_volumes)]
+    await call(client.delete_template, template)
     await call(client.delete_volume, volume + "-b")
     with pytest.raises(ResourceNotFoundError) as refused:
         await call(client.get_volume, volume)
     assert refused.value.resource_type == "volume"
+
+
+async def test_a_volume_does_not_shrink(client):
+    volume = new_name("v")
+    await call(client.create_volume, name=volume, size="64Mi")
+    for size in ("32Mi", "1Mi"):
+        with pytest.raises(ValidationError, match="at least the 64Mi") as refused:
+            await call(client.update_volume, volume, size=size)
+        assert refused.value.error_type == "VolumeResize"
+    for size in ("64Mi", "65Mi"):
+        await call(client.update_volume, volume, size=size)
+        assert (await call(client.get_volume, volume)).size == size
+    await call(client.delete_volume, volume)
+
+
+async def test_a_volume_of_a_template_is_in_use(client):
+    volume, template = new_name("v"), new_name()
+    await call(client.create_volume, name=volume, size="16Mi")
+    mounts = [VolumeMountSpec(volume_name=volume, mount_path="/data")]
+    await call(client.create_template, name=template, image="host", volume_mounts=mounts)
+    with pytest.raises(ResourceInUseError, match=template) as refused:
+        await call(client.delete_volume, volume)
+    assert refused.value.resource_type == "volume"
+    await call(client.delete_template, template)
+    await call(client.delete_volume, volume)
+
+
+async def test_a_template_of_a_box_is_in_use(client):
+    template = new_name()
+    await call(client.create_template, name=template, image="host")
+    box = await create(client, template_name=template)
+    with pytest.raises(ResourceInUseError, match=box.name) as refused:
+        await call(client.delete_template, template)
+    assert refused.value.resource_type == "template"
+    await call(client.delete_sandbox, box.name)
     await call(client.delete_template, template)
 
 
