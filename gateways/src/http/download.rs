@@ -200,6 +200,9 @@ async fn stat_file(context: &Context, file: &FileReadParams) -> Result<FileStatI
         .await?;
     match found.paths.into_values().next() {
         Some(FileOutcome::Stat(stat)) if stat.kind == FileKind::File => Ok(stat),
+        Some(FileOutcome::Stat(stat)) if stat.kind == FileKind::Directory => {
+            Err(Invalid::new("path", "is a directory; name a regular file").into())
+        }
         Some(FileOutcome::Stat(_)) => Err(Invalid::new("path", "must be a regular file").into()),
         Some(FileOutcome::Error(error)) => {
             let detail = Detail {

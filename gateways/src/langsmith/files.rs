@@ -93,6 +93,7 @@ pub(super) async fn glob(
 ) -> Result<Response, ApiError> {
     let mut params = FileFindParams::new(box_id, search.path(), search.pattern.as_str());
     params.expand = is_relative(search.path());
+    params.hidden = true;
     params.limit = search.limit;
     let runtime = context.runtime();
     let found = runtime.forward::<FileFind>(&context.caller, &params).await;

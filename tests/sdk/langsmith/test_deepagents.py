@@ -36,8 +36,9 @@ async def test_commands_and_files(server):
         assert [match["path"].rsplit("/", 1)[-1] for match in globbed.matches] == ["a.py"]
         uploaded = sandbox.upload_files([("/tmp/work/b.bin", bytes(range(256)))])
         assert uploaded[0].error is None
-        downloaded = sandbox.download_files(["/tmp/work/b.bin", "/tmp/none"])
-        assert downloaded[0].content == bytes(range(256)) and downloaded[1].error
+        downloaded = sandbox.download_files(["/tmp/work/b.bin", "/tmp/none", "/tmp/work"])
+        assert downloaded[0].content == bytes(range(256))
+        assert [file.error for file in downloaded] == [None, "file_not_found", "is_directory"]
 
     await asyncio.to_thread(use)
     done = await sandbox.aexecute("echo async")

@@ -94,14 +94,16 @@ if not HAS_TEMPLATES:
             await call(box.stat, "/tmp/none")
 
     async def test_files_are_found(box):
-        for name in ["a.py", "b.txt", "sub/c.py", "sub/deep/d.py"]:
+        for name in ["a.py", "b.txt", "sub/c.py", "sub/deep/d.py", ".env", ".hidden/e.py"]:
             await call(box.write, f"/tmp/tree/{name}", f"line one\nneedle.* in {name}\nlast\n")
         found = await call(box.glob, "**/*.py", "/tmp/tree")
         paths = sorted(entry.path for entry in found)
-        assert paths == ["/tmp/tree/a.py", "/tmp/tree/sub/c.py", "/tmp/tree/sub/deep/d.py"]
+        assert paths == [f"/tmp/tree/{name}" for name in [".hidden/e.py", "a.py", "sub/c.py", "sub/deep/d.py"]]
         assert not found.truncated and all(not entry.is_dir and entry.size_bytes > 0 and entry.modified_at for entry in found)
         listed = await call(box.ls, "/tmp/tree")
         assert sorted((entry.path, entry.is_dir) for entry in listed) == [
+            ("/tmp/tree/.env", False),
+            ("/tmp/tree/.hidden", True),
             ("/tmp/tree/a.py", False),
             ("/tmp/tree/b.txt", False),
             ("/tmp/tree/sub", True),
