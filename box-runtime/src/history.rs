@@ -273,7 +273,7 @@ impl History {
         let reading = tokio::task::spawn_blocking(move || read_chunks(&path)).await;
         let chunks = reading.map_err(|_| BoxError::internal("history task failed"))?;
         let mut chunks = chunks.map_err(|error| {
-            BoxError::unavailable(format!("the output cannot be read: {}", error.kind()))
+            BoxError::internal(format!("the output cannot be read: {}", error.kind()))
         })?;
         if !matches!(chunks.first(), Some(AgentChunk::Begin(_))) {
             let begin = ReadBegin {

@@ -156,6 +156,22 @@ async def test_the_output_and_status_of_a_command_outlive_a_stop(client, box):
         assert error.error_type == "CommandError"
 
 
+@pytest.mark.timeout(120)
+async def test_output_that_is_lost_is_an_error(own_server):
+    """The client would try to connect again for ever if the connection broke instead."""
+    server = own_server()
+    client = server.client()
+    box = await create(client)
+    done = await call(box.run, "echo done", wait=False)
+    await result(done)
+    await call(client.stop_sandbox, box.name)
+    (output,) = server.state.glob("history/*/0.json")
+    output.unlink()
+    with pytest.raises(SandboxOperationError) as refused:
+        await result(await call(box.reconnect, done.command_id))
+    assert refused.value.error_type == "CommandError"
+
+
 async def test_sizes_and_settings_are_applied(client):
     box = await create(
         client,

@@ -291,7 +291,12 @@ impl End {
             Code::NotFound if detail.expired => "SessionExpired",
             Code::NotFound => "CommandNotFound",
             Code::Denied => "PermissionDenied",
-            Code::Unavailable if detail.ended == Some(Ended::Shutdown) => return Self::Lost,
+            // A box that the server cannot reach now may answer the next attempt; a failed one will not.
+            Code::Unavailable
+                if !detail.lasting && detail.ended.is_none_or(|ended| ended == Ended::Shutdown) =>
+            {
+                return Self::Lost;
+            }
             Code::Cancelled => return Self::Lost,
             _ => "CommandError",
         };
@@ -327,6 +332,14 @@ mod tests {
             End::of_error(&unknown, Request::Execute),
             End::error("SandboxNotFound", "none")
         );
+        let of_end = |why| box_protocol::error::with_end(BoxError::unavailable("gone"), why);
+        for unreachable in [BoxError::unavailable("gone"), of_end(Ended::Shutdown)] {
+            assert_eq!(of(unreachable), End::Lost);
+        }
+        let lasting = BoxError::unavailable("gone").with_detail(&Detail::lasting());
+        for failed in [of_end(Ended::Failed), lasting] {
+            assert_eq!(of(failed), End::error("CommandError", "gone"));
+        }
         let json = serde_json::to_value(End::Exit { exit_code: 7 }).unwrap();
         assert_eq!(json, serde_json::json!({"type": "exit", "exit_code": 7}));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::response::Response;
 use box_protocol::actions::{CommandChunk, CommandKey, CommandKillParams};
 use box_protocol::actions::{StreamName, View};
-use box_protocol::{BoxId, Code, CommandId, CommandInfo};
+use box_protocol::{BoxId, CommandId, CommandInfo};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -137,8 +137,6 @@ async fn reconnect(
 ) -> Attended {
     let (key, info) = match request.find(context, box_id).await {
         Ok(found) => found,
-        // A box that the server cannot reach now may answer the next attempt.
-        Err(error) if error.code() == Code::Unavailable => return Attended::End(End::Lost),
         Err(error) => return Attended::End(End::of_error(&error, Request::Reconnect)),
     };
     if !send(sender, &Message::started(&info)).await {

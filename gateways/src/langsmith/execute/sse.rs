@@ -86,7 +86,7 @@ fn streamed(
                 }
                 End::Lost => event(
                     "error",
-                    &json!({"error_type": "ServerShuttingDown", "error": "the server stops"}),
+                    &json!({"error_type": "ServerShuttingDown", "error": "the server stops, or cannot reach the box now"}),
                 ),
             });
             events.into()
