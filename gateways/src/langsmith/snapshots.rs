@@ -184,6 +184,7 @@ pub(super) struct NewSnapshot {
 }
 
 /// What an item of the catalog needs.
+#[derive(Clone)]
 struct Record {
     name: Name,
     tags: Vec<Name>,
@@ -273,18 +274,18 @@ pub(super) async fn build(
         config.check(image != HOST_IMAGE)?;
     }
     let record = request.record(config.as_ref())?;
-    forget_failed(&context, &record).await?;
+    let Record { name, tags, labels } = record.clone();
     let params = CatalogPutParams {
-        name: record.name.clone(),
-        tags: record.tags,
-        labels: record.labels,
+        name,
+        tags,
+        labels,
         content: ItemDraft::Snapshot(SnapshotDraft { image }),
     };
     let made = {
         let context = context.clone();
         async move { context.runtime().put_item(&context.caller, params).await }
     };
-    respond(&context, record.name, made).await
+    respond(&context, &record, made).await
 }
 
 /// `POST /boxes/{name}/snapshot`.
@@ -305,57 +306,63 @@ pub(super) async fn capture(
         config = config.changed(change)?;
     }
     let record = request.record(Some(&config))?;
-    forget_failed(&context, &record).await?;
-    let mut params = BoxSnapshotParams::new(info.box_id, record.name.clone());
-    params.tags = record.tags;
-    params.labels = record.labels;
+    let Record { name, tags, labels } = record.clone();
+    let mut params = BoxSnapshotParams::new(info.box_id, name);
+    params.tags = tags;
+    params.labels = labels;
     params.keep_failed = true;
     let made = {
         let context = context.clone();
         async move { context.runtime().snapshot(&context.caller, params).await }
     };
-    respond(&context, record.name, made).await
+    respond(&context, &record, made).await
 }
 
 /// Deletes the failed snapshots that a new one with this record replaces: those of its name with its tag or without any.
-async fn forget_failed(context: &Context, record: &Record) -> Result<(), ApiError> {
-    for item in items(context, CatalogKind::Snapshot).await? {
+///
+/// A failure leaves them to the next snapshot of the name, because the new one exists.
+async fn forget_failed(context: &Context, record: &Record) {
+    let all = items(context, CatalogKind::Snapshot).await;
+    for item in all.unwrap_or_default() {
+        let is_new = item.name == record.name;
         let is_same_name = item.labels.get(NAME) == record.labels.get(NAME);
         let is_replaced = item.tags.iter().all(|tag| record.tags.contains(tag));
-        if item.state == ItemState::Failed && is_same_name && is_replaced {
-            // Another request may have deleted it.
+        if item.state == ItemState::Failed && !is_new && is_same_name && is_replaced {
             let _ = delete_item(context, &item).await;
         }
     }
-    Ok(())
 }
 
 /// Responds with a snapshot that is being made: when it is ready, or before if that takes long.
+///
+/// It replaces failed ones when the client can see it; if it is refused, they stay with their reasons.
 async fn respond(
     context: &Context,
-    name: Name,
+    record: &Record,
     made: impl Future<Output = Result<CatalogItem, BoxError>> + Send + 'static,
 ) -> Result<Response, ApiError> {
+    let name = record.name.as_str();
     let mut making = tokio::spawn(made);
     let mut waited = timeout(INLINE, &mut making).await.ok();
     let made = loop {
         if let Some(made) = waited {
             break made.map_err(|_| BoxError::internal("the snapshot ended early"))?;
         }
-        let record = item(context, CatalogKind::Snapshot, name.as_str()).await;
-        if let Ok(record) = record {
-            break Ok(record);
+        if let Ok(visible) = item(context, CatalogKind::Snapshot, name).await {
+            break Ok(visible);
         }
         waited = timeout(POLL_INTERVAL, &mut making).await.ok();
     };
-    match made {
-        Ok(made) => Ok(json_response(StatusCode::CREATED, &shown(&made))),
+    let made = match made {
+        Ok(made) => made,
         // The client learns the reason when it asks for the status.
-        Err(error) => match item(context, CatalogKind::Snapshot, name.as_str()).await {
-            Ok(failed) => Ok(json_response(StatusCode::CREATED, &shown(&failed))),
-            Err(_) => Err(error.into()),
+        Err(error) => match item(context, CatalogKind::Snapshot, name).await {
+            Ok(failed) => failed,
+            Err(_) => return Err(error.into()),
         },
-    }
+    };
+    forget_failed(context, record).await;
+    Ok(json_response(StatusCode::CREATED, &shown(&made)))
 }
 
 /// `GET /snapshots`.

@@ -1,9 +1,10 @@
 """Snapshots, stopped boxes and other settings of the newest release."""
 
 import asyncio
+import subprocess
 
 import pytest
-from conftest import OTHER_TOKEN, call, create, first, new_name, request, result
+from conftest import OTHER_TOKEN, TOKEN, call, create, first, new_name, request, result
 from langsmith._exceptions import InternalServerError
 from langsmith.sandbox import (
     ResourceCreationError,
@@ -12,6 +13,7 @@ from langsmith.sandbox import (
     SandboxOperationError,
     ValidationError,
 )
+from program import BOXD, environment
 from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
@@ -81,6 +83,24 @@ async def test_an_image_that_cannot_be_pulled_is_a_failed_snapshot(client):
     (again,) = await call(client.list_snapshots, name_contains=name)
     assert (again.status, again.tags) == ("failed", ["1.2"]) and again.id != failed.id
     await call(client.delete_snapshot, again.id)
+
+
+async def test_a_refused_snapshot_leaves_the_failed_one(server, client, box):
+    """An item of Box's own catalog has the name that the new snapshot needs as its tag."""
+    name = new_name("s")
+    good = await call(client.capture_snapshot, box.name, name, tag="1")
+    with pytest.raises(ResourceCreationError):
+        await call(client.create_snapshot, name, "127.0.0.1:9/none/none:1", 1 << 30)
+    (failed,) = [one for one in await call(client.list_snapshots, name_contains=name) if one.status == "failed"]
+    env = environment(BOXD_ENDPOINT=f"ws://127.0.0.1:{server.port}/rpc/ws", BOXD_TOKEN=TOKEN)
+    subprocess.run([BOXD, "snapshot", "create", box.id, f"{name}:2"], env=env, check=True, timeout=120)
+    with pytest.raises(SandboxClientError, match="taken"):
+        await call(client.capture_snapshot, box.name, name, tag="2")
+    kept = await call(client.get_snapshot, failed.id)
+    assert (kept.status, kept.status_message) == ("failed", failed.status_message)
+    subprocess.run([BOXD, "snapshot", "rm", f"{name}:2"], env=env, check=True, timeout=120)
+    for snapshot in (good, failed):
+        await call(client.delete_snapshot, snapshot.id)
 
 
 async def test_a_failed_build_leaves_the_name_to_the_snapshot_that_has_it(client, box):
