@@ -20,7 +20,7 @@ pub const MIN_VOLUME_MB: u64 = 16;
 pub const MAX_VOLUME_MB: u64 = 8 << 20;
 
 /// Largest number of boxes that a pool keeps ready.
-pub const MAX_POOL_SIZE: u32 = 64;
+pub const MAX_POOL_SIZE: u32 = 100;
 
 /// The requested properties of an item, by kind.
 ///

@@ -93,7 +93,7 @@ fn drafts_and_changes_have_rules() {
     let empty = draft(json!({"pool": {"template": "t", "size": 0}}));
     assert_eq!(
         refused(empty.check()),
-        "size: must be between 1 and 64, not 0"
+        "size: must be between 1 and 100, not 0"
     );
     let ageless = change(json!({"pool": {"max_age_sec": 0}}));
     assert_eq!(

@@ -369,6 +369,20 @@ async def test_an_invalid_pool_is_refused(client):
     await call(client.delete_volume, volume)
 
 
+async def test_a_pool_has_up_to_100_boxes(server, client):
+    """Its image cannot be pulled, so the test starts no boxes."""
+    template, pool = new_name(), new_name("p")
+    await call(client.create_template, name=template, image="127.0.0.1:9/none/none:1")
+    wanted = {"name": pool, "template_name": template, "replicas": 100, "wait_for_ready": False}
+    made = await request(server, "POST", "/pools", json=wanted)
+    assert (made.status_code, made.json()["replicas"]) == (201, 100)
+    with pytest.raises(ValidationError, match="between 1 and 100") as refused:
+        await call(client.update_pool, pool, replicas=101)
+    assert refused.value.field == "replicas"
+    await call(client.delete_pool, pool)
+    await call(client.delete_template, template)
+
+
 async def test_a_pool_whose_boxes_fail_is_a_timeout(server):
     """The SDK repeats the request three times."""
     client, template, pool = server.client(), new_name(), new_name("p")
