@@ -152,13 +152,13 @@ async def test_the_sixth_loss_in_succession_is_a_connection_error(own_server, sh
     assert (done.stdout, done.exit_code) == ("on\n", 0)
 
 
-async def test_a_box_that_the_server_cannot_reach_is_a_connection_error(own_server):
+async def test_a_box_that_the_server_cannot_reach_is_a_connection_error(own_server, short_waits):
     """The agent of the box is halted while the next server starts."""
     server = own_server()
     client = server.client(max_retries=0)
     box = await create(client)
     mark = f"9{os.getpid()}{next(numbers)}"
-    await call(box.run, f"exec sleep {mark}", wait=False, timeout=0)
+    running = await call(box.run, f"exec sleep {mark}", wait=False, timeout=0)
 
     # The agent is the parent of the command.
     command = await asyncio.to_thread(eventually, lambda: process_of(mark), "the command runs")
@@ -177,6 +177,11 @@ async def test_a_box_that_the_server_cannot_reach_is_a_connection_error(own_serv
             for function, arguments in [(box.read, ["/etc/hostname"]), (box.write, ["/tmp/file", b"x"])]:
                 with pytest.raises(SandboxConnectionError, match="has not answered"):
                     await call(function, *arguments)
+            # The client may try again, so the server does not say that the command has failed.
+            with pytest.raises(SandboxConnectionError):
+                await call(box.run, "true")
+            with pytest.raises(SandboxConnectionError):
+                await result(await call(box.reconnect, running.command_id))
     finally:
         os.kill(halted, signal.SIGCONT)
 
