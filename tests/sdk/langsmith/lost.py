@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
 from conftest import call, check_offsets, chunks, create, pieces, result, text_of
 from cutter import Cutter
+from langsmith.sandbox import SandboxOperationError
 
 CUTS = 500
 KILLS = 20
@@ -122,6 +124,21 @@ async def check_restart(server, kind) -> None:
     done = await result(handle)
     assert (done.stdout, done.stderr, done.exit_code) == ("begun\non\n", "error\n", 0)
     assert (text_of("stdout", output), text_of("stderr", output)) == (done.stdout, done.stderr)
+
+
+async def check_end_of_boxes(server, kind) -> None:
+    """Stops a server that ends its boxes while a command runs, and starts the next one."""
+    box = await create(server.client(kind))
+    handle = await call(box.run, WAITS, wait=False, timeout=0)
+    output = []
+    with pytest.raises(SandboxOperationError) as refused:
+        async for chunk in pieces(handle):
+            output.append(chunk)
+            if len(output) == 2:
+                await asyncio.to_thread(server.stop)
+                await asyncio.to_thread(server.start)
+    assert refused.value.error_type == "CommandNotFound"
+    assert (text_of("stdout", output), text_of("stderr", output)) == ("begun\n", "error\n")
 
 
 async def check_bulk_kills(server, kind, times: int) -> None:

@@ -24,7 +24,7 @@ from conftest import (
 from cutter import Cutter
 from langsmith.sandbox import ResourceNotFoundError, SandboxConnectionError, SandboxOperationError
 from langsmith.sandbox._models import AsyncCommandHandle, CommandHandle
-from lost import TICKS, check_bulk_kills, check_cuts, check_kills, check_restart, data
+from lost import TICKS, check_bulk_kills, check_cuts, check_end_of_boxes, check_kills, check_restart, data
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -270,14 +270,6 @@ async def test_a_stopping_server_reports_whether_commands_continue(own_server, k
         assert (await result(again)).stdout == "begun\non\n"
 
 
-async def test_a_server_that_ends_its_boxes_does_not_claim_an_exit(own_server):
-    server = own_server(env={"BOXD_SERVER_DRAIN_SEC": "1"})
-    client = server.client()
-    box = await create(client)
-    handle = await call(box.run, "echo begun; sleep 2222", wait=False)
-    reading = asyncio.create_task(chunks(handle))
-    await asyncio.to_thread(server.stop)
-    await asyncio.to_thread(server.start)
-    with pytest.raises(SandboxOperationError) as refused:
-        await asyncio.wait_for(reading, 240)
-    assert refused.value.error_type == "CommandNotFound"
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_server_that_ends_its_boxes_does_not_claim_an_exit(own_server, kind):
+    await check_end_of_boxes(own_server(env={"BOXD_SERVER_DRAIN_SEC": "1"}), kind)

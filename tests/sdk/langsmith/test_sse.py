@@ -9,7 +9,7 @@ import pytest
 from conftest import TOKEN, AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, result, text_of
 from cutter import Cutter
 from langsmith.sandbox import CommandTimeoutError, SandboxOperationError, _sse_execute
-from lost import check_bulk_kills, check_cuts, check_kills, check_restart, data
+from lost import check_bulk_kills, check_cuts, check_end_of_boxes, check_kills, check_restart, data
 
 pytestmark = pytest.mark.asyncio
 
@@ -137,3 +137,8 @@ async def test_kills_of_the_server_during_much_output_lose_and_repeat_nothing(ow
 @pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
 async def test_a_restart_with_boxes_is_followed(own_server, kind):
     await check_restart(own_server(env={"BOXD_SERVER_KEEP_BOXES": "true", "BOXD_SERVER_DRAIN_SEC": "1"}), kind)
+
+
+@pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
+async def test_a_server_that_ends_its_boxes_does_not_claim_an_exit(own_server, kind):
+    await check_end_of_boxes(own_server(env={"BOXD_SERVER_DRAIN_SEC": "1"}), kind)
