@@ -101,7 +101,10 @@ async def check_kills(server, kind) -> None:
 
 
 # Prints pieces until it has read a line, says which, and runs on.
-TICKS = "echo begun; until read -t 0.1 word; do echo tick; done; echo got $word; exec sleep 3333"
+TICKS = (
+    "echo begun; while [ ! -e /tmp/read ]; do echo tick; sleep 0.1; done & "
+    "read word; touch /tmp/read; wait; echo got $word; exec sleep 3333"
+)
 
 # Begins, and ends when a file exists.
 WAITS = "echo begun; echo error >&2; until [ -e /tmp/go ]; do sleep 0.1; done; echo on"
