@@ -11,6 +11,7 @@ from langsmith.sandbox import (
     QuotaExceededError,
     ResourceCreationError,
     ResourceTimeoutError,
+    SandboxClientError,
     SandboxConnectionError,
 )
 from langsmith.sandbox._models import AsyncCommandHandle, CommandHandle
@@ -62,12 +63,17 @@ async def test_a_box_that_is_not_ready_in_time_is_a_timeout(client):
         await call(client.create_sandbox, name=name, timeout=0, **options)
     assert refused.value.resource_type == "sandbox"
 
-    async def is_gone() -> bool:
-        return name not in [box.name for box in await call(client.list_sandboxes)]
+    async def created():
+        try:
+            return await call(client.create_sandbox, name=name, timeout=120, **options)
+        except SandboxClientError as error:
+            assert "is taken" in str(error)
+            return None
 
-    await eventually_async(is_gone)
-    # The name is free again.
-    box = await call(client.create_sandbox, name=name, timeout=120, **options)
+    # The server deletes the box, and then its name is free.
+    box = await eventually_async(created)
+    listed = await call(client.list_sandboxes)
+    assert [one.id for one in listed if one.name == name] == [box.id]
     await call(client.delete_sandbox, box.name)
     if HAS_TEMPLATES:
         await call(client.delete_template, name)
