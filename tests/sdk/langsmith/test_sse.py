@@ -1,15 +1,17 @@
 """Commands as server-sent events, a transport of the newest release."""
 
+import asyncio
 import base64
 import json
 import os
 
 import httpx
 import pytest
-from conftest import TOKEN, AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, result, text_of
+from conftest import TOKEN, AsyncSandboxClient, SandboxClient, call, check_offsets, chunks, create, result, text_of
 from cutter import Cutter
 from langsmith.sandbox import CommandTimeoutError, SandboxOperationError, _sse_execute
-from lost import check_bulk_kills, check_cuts, check_end_of_boxes, check_kills, check_restart, data
+from lost import WAITS, check_bulk_kills, check_cuts, check_end_of_boxes, check_kills, check_restart, data
+from waiting import eventually_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -142,3 +144,19 @@ async def test_a_restart_with_boxes_is_followed(own_server, kind):
 @pytest.mark.parametrize("kind", [SandboxClient, AsyncSandboxClient])
 async def test_a_server_that_ends_its_boxes_does_not_claim_an_exit(own_server, kind):
     await check_end_of_boxes(own_server(env={"BOXD_SERVER_DRAIN_SEC": "1"}), kind)
+
+
+async def test_a_stopping_server_that_keeps_its_boxes_says_so(own_server):
+    server = own_server(env={"BOXD_SERVER_KEEP_BOXES": "true", "BOXD_SERVER_DRAIN_SEC": "1"})
+    box = await create(server.client())
+    body = {"command": f"echo begun > /tmp/begun; {WAITS}", "command_id": "mine", "timeout_seconds": 0}
+    reading = asyncio.create_task(events(box, "start", body))
+
+    async def has_begun() -> bool:
+        return (await call(box.run, "cat /tmp/begun 2>/dev/null || true")).stdout == "begun\n"
+
+    await eventually_async(has_begun)
+    await asyncio.to_thread(server.stop)
+    received = await asyncio.wait_for(reading, 120)
+    assert received[0][0] == "started" and "exit" not in [event for event, _ in received]
+    assert (received[-1][0], received[-1][1]["error_type"]) == ("error", "ServerShuttingDown")

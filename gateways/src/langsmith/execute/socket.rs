@@ -31,7 +31,7 @@ const LAST_MESSAGES: Duration = Duration::from_secs(5);
 /// The close status after the last message.
 const NORMAL: u16 = 1000;
 /// The close status of a server that restarts. All clients connect again.
-const RESTARTING: u16 = 1012;
+pub(super) const RESTARTING: u16 = 1012;
 
 /// The first message of a client.
 #[derive(Debug, Deserialize)]

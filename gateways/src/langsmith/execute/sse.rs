@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse as _, Response};
@@ -10,9 +10,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use box_protocol::actions::{CommandChunk, StreamName, View};
 use box_protocol::{Code, CommandInfo};
+use futures::{Stream, StreamExt as _, stream};
 use serde_json::{Value, json};
 
 use super::super::errors::{ApiError, operation_error};
+use super::socket::RESTARTING;
 use super::{CLASS, End, Execute, Reading, Reconnect, Request, attaching, starting};
 use crate::http::body::Json;
 use crate::http::context::{Context, InBox};
@@ -59,6 +61,7 @@ fn streamed(
     reading: Reading,
     known: Option<&CommandInfo>,
 ) -> Response {
+    let of_stream = context.clone();
     let body = reading.into_body(Some(KEEPALIVE), move |step| match step {
         Step::Chunk(CommandChunk::Started(info)) => started(&info),
         Step::Chunk(CommandChunk::Bytes(piece)) => {
@@ -84,27 +87,49 @@ fn streamed(
                 End::Error { error_type, error } => {
                     event("error", &json!({"error_type": error_type, "error": error}))
                 }
-                End::Lost => event(
-                    "error",
-                    &json!({"error_type": "ServerShuttingDown", "error": "the server stops, or cannot reach the box now"}),
-                ),
+                End::Lost => lost(),
             });
             events.into()
         }
     });
     // The start of a known command goes out before its next output.
-    let body = match known {
-        Some(info) => Body::from_stream(futures::StreamExt::chain(
-            futures::stream::iter([Ok(started(info))]),
-            body.into_data_stream(),
-        )),
-        None => body,
-    };
+    let known = stream::iter(known.map(|info| Ok(started(info))));
+    let output = until_restart(of_stream, body.into_data_stream());
+    let body = Body::from_stream(known.chain(output));
     let headers = [
         (CONTENT_TYPE, "text/event-stream"),
         (CACHE_CONTROL, "no-store"),
     ];
     (headers, body).into_response()
+}
+
+/// Ends a stream when the server stops and keeps its boxes: the client attaches to the command again.
+fn until_restart(
+    context: Context,
+    output: BodyDataStream,
+) -> impl Stream<Item = Result<Bytes, axum::Error>> {
+    let restart = Box::pin(async move {
+        if context.closing().await != RESTARTING {
+            std::future::pending::<()>().await;
+        }
+    });
+    stream::unfold(Some((output, restart)), async |state| {
+        let (mut output, mut restart) = state?;
+        tokio::select! {
+            biased;
+            () = &mut restart => Some((Ok(lost()), None)),
+            piece = output.next() => Some((piece?, Some((output, restart)))),
+        }
+    })
+}
+
+/// The event after which the client attaches to the command again.
+fn lost() -> Bytes {
+    let error = "the server is stopping, or cannot reach the box now";
+    event(
+        "error",
+        &json!({"error_type": "ServerShuttingDown", "error": error}),
+    )
 }
 
 fn started(info: &CommandInfo) -> Bytes {
