@@ -9,7 +9,7 @@ use box_protocol::actions::{SLOT_BYTES, SLOTS};
 use box_runtime::ShmPool;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-static SLOTS: LazyLock<ShmPool> = LazyLock::new(|| {
+static POOL: LazyLock<ShmPool> = LazyLock::new(|| {
     let memory = memfd_create("slots", MemfdFlags::CLOEXEC).expect("memory");
     ftruncate(&memory, u64::from(SLOTS) * SLOT_BYTES).expect("memory");
     ShmPool::new(memory.into())
@@ -17,6 +17,6 @@ static SLOTS: LazyLock<ShmPool> = LazyLock::new(|| {
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(text) = std::str::from_utf8(bytes) {
-        box_runtime::fuzzing::agent(text, &SLOTS);
+        box_runtime::fuzzing::agent(text, &POOL);
     }
 });

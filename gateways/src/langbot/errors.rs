@@ -131,12 +131,32 @@ pub(super) fn box_limit_reached(limit: u64) -> BoxError {
     BoxError::capacity(format!("Box session capacity reached ({limit})"))
 }
 
-/// Returns why the runtime refused mounted content, if the error says so.
-pub(super) fn content_refused(error: &BoxError) -> Option<&str> {
+/// LangBot's words for the beginnings of the runtime's reasons to refuse mounted content.
+const CONTENT_REASONS: [(&str, &str); 4] = [
+    ("the manifest", "Artifact manifest"),
+    ("the source", "Artifact source"),
+    ("the content", "Artifact"),
+    (
+        "the box holds the maximum of mounted content; create a new box",
+        "Immutable artifact cache limit reached; acquire a new Box",
+    ),
+];
+
+/// Returns LangBot's text for the reason why the runtime refused mounted content, if it did.
+pub(super) fn content_refused(error: &BoxError) -> Option<String> {
     let detail = error.detail::<Detail>()?;
     let is_content =
         detail.subject == Some(Subject::File) && detail.field.as_deref() == Some("content_digest");
-    is_content.then(|| error.message().trim_start_matches("content_digest: "))
+    if !is_content {
+        return None;
+    }
+    let why = error.message().trim_start_matches("content_digest: ");
+    let reason = CONTENT_REASONS.iter().find_map(|(ours, theirs)| {
+        let rest = why.strip_prefix(ours)?;
+        Some(format!("{theirs}{rest}"))
+    });
+    let reason = reason.as_deref().unwrap_or(why);
+    Some(format!("Immutable artifact preparation failed: {reason}"))
 }
 
 /// Returns the field that a conflict is about.
@@ -154,11 +174,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_content_is_told_from_an_invalid_digest() {
+    fn refused_content_gets_langbots_text_and_an_invalid_digest_does_not() {
         let detail = Detail::of_field("content_digest").of(Subject::File);
-        let refused = BoxError::validation("content_digest: the source changed: skill");
-        let refused = refused.with_detail(&detail);
-        assert_eq!(content_refused(&refused), Some("the source changed: skill"));
+        for (ours, theirs) in [
+            ("the source changed: a", "Artifact source changed: a"),
+            (
+                "the manifest is invalid JSON",
+                "Artifact manifest is invalid JSON",
+            ),
+            (
+                "the box holds the maximum of mounted content; create a new box",
+                "Immutable artifact cache limit reached; acquire a new Box",
+            ),
+        ] {
+            let refused = BoxError::validation(format!("content_digest: {ours}"));
+            let theirs = format!("Immutable artifact preparation failed: {theirs}");
+            let refused = refused.with_detail(&detail);
+            assert_eq!(content_refused(&refused), Some(theirs));
+        }
         let invalid = BoxError::from(Invalid::new("content_digest", "must be a digest"));
         assert_eq!(content_refused(&invalid), None);
     }

@@ -256,8 +256,7 @@ impl Installation {
         if error.code() == Code::NotFound {
             return Err(no_session(id.as_str()));
         }
-        if let Some(why) = content_refused(&error) {
-            let message = format!("Immutable artifact preparation failed: {why}");
+        if let Some(message) = content_refused(&error) {
             return Err(of_class("BoxError", error.code(), &message));
         }
         if let Some(limit) = box_limit(&error) {

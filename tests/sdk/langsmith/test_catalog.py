@@ -261,7 +261,7 @@ async def test_errors_name_the_sizes_of_the_request(client):
     assert refused.value.details[0]["msg"].startswith("size: in MiB, must be between 16 and ")
     with pytest.raises(ValidationError) as refused:
         await call(client.create_template, name=new_name(), image="host", memory="1Mi")
-    assert refused.value.details[0]["msg"] == "resources.memory: in MiB, must be at least 32"
+    assert refused.value.details[0]["msg"] == "resources.memory: in MiB, 1 is below the minimum of 32"
 
 
 async def test_a_template_follows_its_volume_to_another_name(client):

@@ -241,7 +241,7 @@ async def test_sizes_have_the_names_and_units_of_their_request(server):
         ({"cpu_millicores": 1}, "between 10 and 1024000"),
         ({"cpu_millicores": 2**64 - 1}, "between 10 and 1024000"),
         ({"mem_bytes": 2**64 - 1}, f"at most {2**50} bytes"),
-        ({"mem_bytes": 1}, "mem_bytes: in MiB, must be at least 32"),
+        ({"mem_bytes": 1}, "mem_bytes: in MiB, 1 is below the minimum of 32"),
     ]:
         refused = await request(server, "POST", "/boxes", json=request_body)
         detail = refused.json()["detail"][0]
