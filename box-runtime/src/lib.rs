@@ -84,6 +84,7 @@ mod state_directory;
 mod stats;
 mod volumes;
 mod watch;
+mod watched;
 
 pub use backend::{
     AdoptedBox, Availability, Backend, Capabilities, ChangeList, ChangesRequest, Diagnosis,

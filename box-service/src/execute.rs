@@ -187,10 +187,10 @@ impl BoxService {
     pub(crate) async fn decide(
         &self,
         policy: &Policy,
-        draft: SpecDraft,
+        mut draft: SpecDraft,
         origin: &Origin,
     ) -> Result<Decision, BoxError> {
-        let draft = self.with_template(draft, &origin.caller).await?;
+        self.apply_template(&mut draft, &origin.caller).await?;
         self.decide_under(policy, draft, &origin.caller).await
     }
 
@@ -215,13 +215,13 @@ impl BoxService {
     /// Fills the unset fields of a request from its template, below the policy.
     ///
     /// An existing box keeps the fields that it has, also if the template has changed since.
-    pub(crate) async fn with_template(
+    pub(crate) async fn apply_template(
         &self,
-        mut draft: SpecDraft,
+        draft: &mut SpecDraft,
         caller: &Caller,
-    ) -> Result<SpecDraft, BoxError> {
+    ) -> Result<(), BoxError> {
         if draft.template.is_none() && draft.pool.is_none() {
-            return Ok(draft);
+            return Ok(());
         }
         let client = self.client_for(caller).await?;
         if let Ok(box_id) = BoxId::new(draft.box_id.as_deref().unwrap_or_default().trim()) {
@@ -229,7 +229,7 @@ impl BoxService {
             match client.call::<BoxGet>(&params).await {
                 Ok(existing) => {
                     draft.inherit_unset(&existing.info);
-                    return Ok(draft);
+                    return Ok(());
                 }
                 Err(error) if error.code() == Code::NotFound => {}
                 Err(error) => return Err(error),
@@ -244,10 +244,10 @@ impl BoxService {
                 };
                 match client.call::<CatalogGet>(&get).await?.content {
                     ItemContent::Pool(pool) => ItemRef::new(pool.template)?,
-                    _ => return Ok(draft),
+                    _ => return Ok(()),
                 }
             }
-            (None, None) => return Ok(draft),
+            (None, None) => return Ok(()),
         };
         let params = CatalogGetParams {
             kind: CatalogKind::Template,
@@ -259,7 +259,7 @@ impl BoxService {
         }
         // A pool stands for its template.
         draft.template = Some(draft.template.take().unwrap_or(params.item));
-        Ok(draft)
+        Ok(())
     }
 }
 

@@ -172,11 +172,11 @@ impl BoxService {
         template: &ItemRef,
         caller: &Caller,
     ) -> Result<SpecDraft, BoxError> {
-        let draft = SpecDraft {
+        let mut draft = SpecDraft {
             template: Some(template.clone()),
             ..SpecDraft::default()
         };
-        let mut draft = self.with_template(draft, caller).await?;
+        self.apply_template(&mut draft, caller).await?;
         // Every box of the pool gets an id of its own.
         draft.box_id = Some("pool".to_owned());
         let decision = self.decide_under(policy, draft, caller).await?;

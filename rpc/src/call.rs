@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::marker::PhantomData;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -186,7 +187,9 @@ impl Dispatch {
             chunks,
         };
         let Some(key) = key else {
-            let outcome = within(limit, state.handle(params, call)).await;
+            // Pinned here: as an argument, a large future is copied twice.
+            let handling = pin!(state.handle(params, call));
+            let outcome = within(limit, handling).await;
             let text = match outcome {
                 Ok(result) => responder.encode(&result),
                 Err(error) => responder.encode_error(&error),
@@ -210,7 +213,8 @@ impl Dispatch {
             Ok(Lookup::Repeat(waiting)) => waiting,
             Ok(Lookup::First(guard, waiting)) => {
                 let mut run: HandlerFuture = Box::pin(async move {
-                    let outcome = within(limit, state.handle(params, call)).await;
+                    let handling = pin!(state.handle(params, call));
+                    let outcome = within(limit, handling).await;
                     guard.finish(outcome.and_then(|result| encoded(&result)));
                 });
                 // Polled here, so that it starts in the order of sending, like a call without a key.
@@ -234,7 +238,7 @@ impl Dispatch {
 
 async fn within<T>(
     limit: Option<Duration>,
-    work: impl Future<Output = Result<T, RpcError>>,
+    work: Pin<&mut impl Future<Output = Result<T, RpcError>>>,
 ) -> Result<T, RpcError> {
     match limit {
         None => work.await,
@@ -376,7 +380,7 @@ struct KeyedCall {
 
 impl KeyedCall {
     async fn run(mut self) {
-        let outcome = within(self.limit, self.waiting.outcome()).await;
+        let outcome = within(self.limit, pin!(self.waiting.outcome())).await;
         let Some(responder) = self.responder.take() else {
             return;
         };

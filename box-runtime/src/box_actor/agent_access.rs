@@ -11,12 +11,13 @@ use std::time::Duration;
 use box_protocol::error::{Detail, Ended, Subject, with_end};
 use box_protocol::{Access, BoxError, BoxSpec, BoxState, Code, Defaults};
 use box_rpc::Peer;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
 use crate::audit::Audit;
 use crate::box_actor::entry::{BoxEntry, Location};
 use crate::shm::{ShmPool, ShmSlot};
+use crate::watched::Watched;
 use box_rpc::Caller;
 
 /// Limit of concurrent calls per box.
@@ -40,7 +41,7 @@ const BYTES_PER_PERMIT: usize = 1024;
 
 /// Access to the agent of one box, opened and shut by its actor.
 pub(crate) struct AgentAccess {
-    state: watch::Sender<AccessState>,
+    state: Watched<AccessState>,
     /// Permits for the payload of calls in progress.
     payload: Semaphore,
     /// Permits for payload in messages to the agent.
@@ -91,7 +92,7 @@ impl AgentAccess {
             last_used: Instant::now(),
         };
         Self {
-            state: watch::Sender::new(state),
+            state: Watched::new(state),
             payload: Semaphore::new(MAX_PAYLOAD_BYTES / BYTES_PER_PERMIT),
             transit: Semaphore::new(MAX_TRANSIT_BYTES / BYTES_PER_PERMIT),
             received: AtomicU64::new(0),
@@ -102,13 +103,13 @@ impl AgentAccess {
     /// Marks the box as starting.
     pub(crate) fn set_starting(&self) {
         self.state
-            .send_modify(|state| state.agent = AgentState::Starting);
+            .modify(|state| state.agent = AgentState::Starting);
     }
 
     /// Marks the box as running with this agent.
     pub(crate) fn set_connected(&self, agent: Agent) {
         self.state
-            .send_modify(|state| state.agent = AgentState::Connected(agent));
+            .modify(|state| state.agent = AgentState::Connected(agent));
     }
 
     /// Marks the box as gone, for this reason.
@@ -116,7 +117,7 @@ impl AgentAccess {
     /// The first reason stays until the next start. Only an end reason replaces a reason that is
     /// not an end, because an unreachable box may still end.
     pub(crate) fn close(&self, reason: BoxError) {
-        self.state.send_modify(|state| {
+        self.state.modify(|state| {
             let is_final =
                 matches!(&state.agent, AgentState::Gone(first) if is_end(first) || !is_end(&reason));
             if !is_final {
@@ -129,19 +130,18 @@ impl AgentAccess {
     ///
     /// Check and change are atomic, so no call can start in between.
     pub(crate) fn close_if_unused(&self, reason: BoxError) -> bool {
-        let mut unused = false;
-        self.state.send_modify(|state| {
-            unused = state.calls == 0;
+        self.state.modify(|state| {
+            let unused = state.calls == 0;
             if unused && matches!(state.agent, AgentState::Connected(_)) {
                 state.agent = AgentState::Gone(reason);
             }
-        });
-        unused
+            unused
+        })
     }
 
     /// Returns the reason why the box does not exist, if it does not.
     pub(crate) fn end_reason(&self) -> Option<BoxError> {
-        match &self.state.borrow().agent {
+        match &self.state.read().agent {
             AgentState::Gone(reason) => Some(reason.clone()),
             AgentState::Starting | AgentState::Connected(_) => None,
         }
@@ -151,18 +151,17 @@ impl AgentAccess {
     ///
     /// The actor reports the reason shortly after the disconnect.
     pub(crate) async fn wait_end_reason(&self) -> BoxError {
-        let is_known = |state: &AccessState| match &state.agent {
-            AgentState::Connected(agent) => !agent.peer.is_closed(),
-            AgentState::Starting | AgentState::Gone(_) => true,
-        };
-        let mut access = self.state.subscribe();
-        let _ = timeout(REASON_TIMEOUT, access.wait_for(is_known)).await;
+        let known = self.state.wait_for(|state| match &state.agent {
+            AgentState::Connected(agent) if agent.peer.is_closed() => None,
+            AgentState::Connected(_) | AgentState::Starting | AgentState::Gone(_) => Some(()),
+        });
+        let _ = timeout(REASON_TIMEOUT, known).await;
         self.end_reason().unwrap_or_else(box_ended)
     }
 
     /// Returns the connection to the agent, if the box is running.
     pub(crate) fn peer(&self) -> Option<Peer> {
-        match &self.state.borrow().agent {
+        match &self.state.read().agent {
             AgentState::Connected(agent) => Some(agent.peer.clone()),
             AgentState::Starting | AgentState::Gone(_) => None,
         }
@@ -170,21 +169,20 @@ impl AgentAccess {
 
     /// Waits until the box is no longer starting.
     pub(crate) async fn wait_started(&self) {
-        let mut access = self.state.subscribe();
-        // The sender is in `self`, so the channel is open.
-        let _ = access
-            .wait_for(|state| !matches!(state.agent, AgentState::Starting))
+        let has_started = |state: &AccessState| !matches!(state.agent, AgentState::Starting);
+        self.state
+            .wait_for(|state| has_started(state).then_some(()))
             .await;
     }
 
     /// Returns the time of the last start or end of a call.
     pub(crate) fn last_used(&self) -> Instant {
-        self.state.borrow().last_used
+        self.state.read().last_used
     }
 
     /// Returns whether no call uses the box.
     pub(crate) fn is_unused(&self) -> bool {
-        self.state.borrow().calls == 0
+        self.state.read().calls == 0
     }
 
     /// Returns the bytes received and sent by the box over its ports.
@@ -195,11 +193,8 @@ impl AgentAccess {
 
     /// Waits until no call uses the box.
     pub(crate) async fn wait_unused(&self) {
-        // The sender is in `self`, so the channel is open.
-        let _ = self
-            .state
-            .subscribe()
-            .wait_for(|state| state.calls == 0)
+        self.state
+            .wait_for(|state| (state.calls == 0).then_some(()))
             .await;
     }
 }
@@ -353,7 +348,7 @@ impl Drop for AgentLease {
         if purpose == Purpose::Exec {
             return;
         }
-        self.entry.access.state.send_modify(|state| match purpose {
+        self.entry.access.state.modify(|state| match purpose {
             Purpose::Use => {
                 state.calls -= 1;
                 state.last_used = Instant::now();
@@ -375,7 +370,7 @@ impl BoxEntry {
         loop {
             self.access.wait_started().await;
             self.check_awake()?;
-            match &self.access.state.borrow().agent {
+            match &self.access.state.read().agent {
                 AgentState::Starting => {}
                 AgentState::Connected(agent) => {
                     return Ok((agent.location.clone(), agent.peer.clone()));
@@ -409,15 +404,14 @@ impl BoxEntry {
             self.check_awake()?;
         }
         if purpose == Purpose::Exec {
-            return match &self.access.state.borrow().agent {
+            return match &self.access.state.read().agent {
                 AgentState::Starting => Ok(None),
                 AgentState::Gone(reason) => Err(reason.clone()),
                 AgentState::Connected(agent) => Ok(Some(agent.clone())),
             };
         }
-        let mut acquired = Ok(None);
-        self.access.state.send_modify(|state| {
-            acquired = match &state.agent {
+        let acquired = self.access.state.modify(|state| {
+            let acquired = match &state.agent {
                 AgentState::Starting => Ok(None),
                 AgentState::Gone(reason) => Err(reason.clone()),
                 AgentState::Connected(_) if state.is_full() => Err(BoxError::limit(
@@ -436,6 +430,7 @@ impl BoxEntry {
                 (Ok(Some(_)), Purpose::ReadOnly) => state.queries += 1,
                 _ => {}
             }
+            acquired
         });
         if matches!(acquired, Ok(Some(_))) && purpose == Purpose::Use {
             self.touch();

@@ -8,7 +8,7 @@ use box_protocol::{
 };
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::backend::{Backend, Facts};
@@ -23,6 +23,7 @@ use crate::history::History;
 use crate::layers::LayerUse;
 use crate::records::RecordPlace;
 use crate::stats::CpuSample;
+use crate::watched::Watched;
 use box_rpc::Caller;
 
 /// Entry of a box: written by its actor and the registry, read by `get` and `list`.
@@ -39,9 +40,9 @@ pub(crate) struct BoxEntry {
     pub(crate) current_exec: CurrentExec,
     /// Signals that the expiry of the box may have changed.
     pub(crate) lifetime_changed: Notify,
-    pub(crate) persistence: watch::Sender<Persistence>,
+    pub(crate) persistence: Watched<Persistence>,
     /// Number of copies of the files that the runtime makes now.
-    pub(crate) copies: watch::Sender<usize>,
+    pub(crate) copies: Watched<usize>,
     /// Held while a network policy is applied, so that the newest one is applied last.
     policy_lock: Mutex<()>,
 }
@@ -284,8 +285,8 @@ impl BoxEntry {
             access: AgentAccess::new(),
             current_exec: CurrentExec::new(),
             lifetime_changed: Notify::new(),
-            persistence: watch::Sender::new(Persistence::default()),
-            copies: watch::Sender::new(0),
+            persistence: Watched::new(Persistence::default()),
+            copies: Watched::new(0),
             policy_lock: Mutex::new(()),
         }
     }

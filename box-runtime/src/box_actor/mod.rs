@@ -37,6 +37,7 @@ mod unstarted;
 mod validate;
 
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 
 use box_protocol::actions::{BoxCreateResult, BoxDeleteResult};
@@ -241,7 +242,11 @@ impl Actor {
 
     /// Waits for a request, the end of an exec, a disconnect of the agent, or a timer.
     async fn wait(&mut self) -> Next {
-        let wakeup = self.queue.wait(self.instance.ended()).await;
+        let wakeup = {
+            // Pinned here: an argument is stored a second time in the future of the actor.
+            let ended = pin!(self.instance.ended());
+            self.queue.wait(ended).await
+        };
         // These wait for a running exec: it reports a disconnect itself and uses an idle box.
         if matches!(
             wakeup,
@@ -311,8 +316,11 @@ impl Actor {
             return Ok(false);
         };
         let (_, caller) = request.subject();
-        let job = self.instance.ready(spec, caller.can_see_all());
-        match self.queue.run_job(job).await {
+        let outcome = {
+            let job = pin!(self.instance.ready(spec, caller.can_see_all()));
+            self.queue.run_job(job).await
+        };
+        match outcome {
             JobOutcome::Done(Ok(started)) => {
                 self.queue.mark_used();
                 if started {
@@ -553,7 +561,7 @@ mod tests {
         );
         let size = size_of_val(&task) + size_of_val(&*entry);
         assert!(
-            size < 3744,
+            size < 3456,
             "{} and {} bytes",
             size_of_val(&task),
             size_of_val(&*entry)

@@ -25,10 +25,9 @@ pub(crate) struct Persistence {
 impl BoxEntry {
     /// Records a change and schedules a write.
     pub(crate) fn mark_changed(self: &Arc<Self>) {
-        let mut is_first = false;
-        self.persistence.send_modify(|persistence| {
+        let is_first = self.persistence.modify(|persistence| {
             persistence.changes += 1;
-            is_first = !std::mem::replace(&mut persistence.writing, true);
+            !std::mem::replace(&mut persistence.writing, true)
         });
         if is_first {
             tokio::spawn(write(Arc::clone(self)));
@@ -37,15 +36,12 @@ impl BoxEntry {
 
     /// Waits until all changes so far are written; returns the error if that fails.
     pub(crate) async fn wait_persisted(&self) -> Result<(), BoxError> {
-        let mut persistence = self.persistence.subscribe();
-        let changes = persistence.borrow().changes;
-        let settled = persistence
-            .wait_for(|persistence| persistence.settled >= changes)
-            .await;
-        // The sender is in `self`, so the channel is open.
-        settled.map_or(Ok(()), |persistence| {
-            persistence.outcome.clone().map_or(Ok(()), Err)
-        })
+        let changes = self.persistence.read().changes;
+        let settled = self.persistence.wait_for(|persistence| {
+            let is_settled = persistence.settled >= changes;
+            is_settled.then(|| persistence.outcome.clone())
+        });
+        settled.await.map_or(Ok(()), Err)
     }
 
     /// Removes the obsolete records of the box.
@@ -57,7 +53,7 @@ impl BoxEntry {
         if obsolete.is_empty() {
             return;
         }
-        if self.persistence.borrow().writing {
+        if self.persistence.read().writing {
             // A write of an earlier status would bring a removed record back.
             self.mark_changed();
             // The error belongs to another record.
@@ -81,9 +77,8 @@ const RECORD: &str = "record";
 const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 async fn write(entry: Arc<BoxEntry>) {
-    let mut updates = entry.persistence.subscribe();
     loop {
-        let changes = entry.persistence.borrow().changes;
+        let changes = entry.persistence.read().changes;
         entry.status().facts.degraded.retain(|what| what != RECORD);
         let outcome = write_once(&entry).await.err();
         let failed = outcome.is_some();
@@ -94,18 +89,19 @@ async fn write(entry: Arc<BoxEntry>) {
             let (owner, box_id) = (&entry.owner, &entry.spec.box_id);
             tracing::error!(%owner, %box_id, %error, "cannot write the record of a box");
         }
-        let mut repeat = false;
-        entry.persistence.send_modify(|persistence| {
+        let repeat = entry.persistence.modify(|persistence| {
             persistence.settled = changes;
             persistence.outcome = outcome;
-            repeat = failed || persistence.changes > changes;
-            persistence.writing = repeat;
+            persistence.writing = failed || persistence.changes > changes;
+            persistence.writing
         });
         if !repeat {
             return;
         }
         if failed {
-            let more = updates.wait_for(|persistence| persistence.changes > changes);
+            let more = entry
+                .persistence
+                .wait_for(|persistence| (persistence.changes > changes).then_some(()));
             let _ = tokio::time::timeout(RETRY_PAUSE, more).await;
         }
     }

@@ -151,8 +151,10 @@ impl Timers {
                     return EndReason::Idle;
                 }
                 match expires {
-                    Some(expires) => drop(timeout_at(expires, access.wait_unused()).await),
-                    None => access.wait_unused().await,
+                    Some(expires) => {
+                        drop(Box::pin(timeout_at(expires, access.wait_unused())).await);
+                    }
+                    None => Box::pin(access.wait_unused()).await,
                 }
                 continue;
             }

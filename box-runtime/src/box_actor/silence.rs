@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use box_protocol::BoxState;
 use box_rpc::Peer;
-use tokio::sync::watch;
 
 use super::entry::BoxEntry;
 
@@ -17,7 +16,7 @@ pub(crate) struct Silence {
 impl BoxEntry {
     /// Begins a time in which the agent does not answer.
     pub(crate) fn expect_silence(self: &Arc<Self>, peer: Option<Peer>) -> Silence {
-        self.copies.send_modify(|copies| *copies += 1);
+        self.copies.modify(|copies| *copies += 1);
         if let Some(peer) = &peer {
             peer.expect_silence(true);
         }
@@ -29,7 +28,7 @@ impl BoxEntry {
 
     /// Returns whether the runtime copies the files of the box.
     pub(crate) fn is_copied(&self) -> bool {
-        *self.copies.borrow() > 0
+        *self.copies.read() > 0
     }
 
     /// Returns whether the processes of the box are frozen.
@@ -39,9 +38,9 @@ impl BoxEntry {
 
     /// Waits until the runtime does not copy the files of the box.
     pub(crate) async fn wait_copied(&self) {
-        let mut copies: watch::Receiver<usize> = self.copies.subscribe();
-        // The sender is in `self`, so the channel is open.
-        let _ = copies.wait_for(|copies| *copies == 0).await;
+        self.copies
+            .wait_for(|copies| (*copies == 0).then_some(()))
+            .await;
     }
 }
 
@@ -49,7 +48,7 @@ impl Drop for Silence {
     fn drop(&mut self) {
         self.entry
             .copies
-            .send_modify(|copies| *copies = copies.saturating_sub(1));
+            .modify(|copies| *copies = copies.saturating_sub(1));
         if let Some(peer) = &self.peer {
             peer.expect_silence(self.entry.is_frozen());
         }
