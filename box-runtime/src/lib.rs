@@ -10,7 +10,8 @@
 //!    that a [`Caller`] can see.
 //! 3. `box_actor/`: one actor per box. Calls wait in its queue. The actor starts the box, grants
 //!    execs their turns and ends the box. Slow, stuck and failed boxes affect only their actor.
-//!    `box_actor/entry.rs` holds the state and settings of a box.
+//!    `box_actor/entry.rs` holds the state and settings of a box, `watched.rs` a value that tasks can
+//!    wait for.
 //! 4. `exec.rs`: a command with a turn in the queue. `commands.rs`, `shells.rs` and `watch.rs`:
 //!    commands without one. `start.rs` starts every command and forwards its output; `output.rs`
 //!    validates that output. `environment.rs`: the environment of commands.

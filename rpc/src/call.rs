@@ -187,9 +187,12 @@ impl Dispatch {
             chunks,
         };
         let Some(key) = key else {
-            // Pinned here: as an argument, a large future is copied twice.
-            let handling = pin!(state.handle(params, call));
-            let outcome = within(limit, handling).await;
+            let outcome = {
+                // Pinned here: as an argument, a large future is copied twice. The block drops a late
+                // handler before the response, which may wait for a peer that does not read.
+                let handling = pin!(state.handle(params, call));
+                within(limit, handling).await
+            };
             let text = match outcome {
                 Ok(result) => responder.encode(&result),
                 Err(error) => responder.encode_error(&error),
@@ -213,8 +216,10 @@ impl Dispatch {
             Ok(Lookup::Repeat(waiting)) => waiting,
             Ok(Lookup::First(guard, waiting)) => {
                 let mut run: HandlerFuture = Box::pin(async move {
-                    let handling = pin!(state.handle(params, call));
-                    let outcome = within(limit, handling).await;
+                    let outcome = {
+                        let handling = pin!(state.handle(params, call));
+                        within(limit, handling).await
+                    };
                     guard.finish(outcome.and_then(|result| encoded(&result)));
                 });
                 // Polled here, so that it starts in the order of sending, like a call without a key.

@@ -1,12 +1,19 @@
 //! A deadline travels as remaining time. The callee enforces it, and otherwise the caller.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use box_rpc::{CallError, Code, Empty};
+use box_rpc::{
+    Call, CallError, Caller, Code, Codecs, Empty, Handle, Limits, Options, Router, RpcError,
+    Session,
+};
 use box_test_wait::eventually;
-use box_tests::actions::{Number, Probe, Wait};
+use box_tests::actions::{Echo, Number, Probe, Text, Wait};
 use box_tests::every_transport;
-use box_tests::fixture::Setup;
+use box_tests::fixture::{Dialect, Setup};
+use box_tests::raw::Raw;
+use box_transports::queue;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -116,4 +123,59 @@ async fn the_deadline_runs_while_the_call_waits_for_its_place() {
         "a deadline beyond the clock's range is none"
     );
     drop((calls, eternal));
+}
+
+/// A server whose `wait` never ends, and which records that it was dropped.
+#[derive(Default)]
+struct Endless {
+    dropped: Arc<AtomicBool>,
+}
+
+struct SetOnDrop(Arc<AtomicBool>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Handle<Wait> for Endless {
+    async fn handle(&self, _: Number, _: Call<Wait>) -> Result<Number, RpcError> {
+        let _dropped = SetOnDrop(Arc::clone(&self.dropped));
+        std::future::pending().await
+    }
+}
+
+impl Handle<Echo> for Endless {
+    async fn handle(&self, text: Text, _: Call<Echo>) -> Result<Text, RpcError> {
+        Ok(text)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_handler_ends_before_its_peer_reads_the_response() {
+    let server = Arc::new(Endless::default());
+    let (ours, theirs) = queue::pair(1);
+    let mut limits = Limits::in_process();
+    limits.queue_slots = 1;
+    let options = Options {
+        limits,
+        codecs: Codecs::JSON_RPC,
+        ..Options::new(Caller::Local)
+    };
+    let router = Router::builder(Arc::clone(&server))
+        .on::<Wait>()
+        .on::<Echo>()
+        .build();
+    let _session = Session::start(ours, router, options);
+    let mut raw = Raw::over(Box::new(theirs), Dialect::JsonRpc, None);
+    let late = json!({"n": 1, "_meta": {"deadline_ms": 200}});
+    raw.call(1, "wait", &late).await;
+    // The peer reads none of these responses, so the response to the late call has no room.
+    for id in 2..20 {
+        raw.call(id, "echo", &json!({"text": "x"})).await;
+    }
+    assert!(!server.dropped.load(Ordering::Relaxed));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(server.dropped.load(Ordering::Relaxed));
 }
